@@ -14,8 +14,8 @@ from official_layout import fill_by_rule, golden
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from vqgans import vq_config
 
-from vargen.models.llamagen.vq import vq_config
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 from vargen.models.token_images.description import CodeIds, Sizes, TokenImageFamily
 

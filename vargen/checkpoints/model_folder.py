@@ -211,8 +211,10 @@ def _without_methods(content: bytes) -> bytes:
 
 
 def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a safetensors file, from its header. Raises UserError where the file is
-    missing, truncated, or of another kind."""
+    """Names and shapes of the tensors in a safetensors file, from its header, or in a file of torch. Raises UserError
+    where the file is missing, truncated, or of another kind."""
+    if path.suffix == ".bin":
+        return {name: tuple(tensor.shape) for name, tensor in _torch_tensors(path).items()}
     again = "copy or download it again"
     if not path.is_file():
         raise UserError(f"{path} is missing; {again}")
@@ -392,11 +394,6 @@ def has_torch_files(folder: str | os.PathLike[str]) -> bool:
     return bool(files)
 
 
-def _torch_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a file of torch. Raises UserError for anything else in it."""
-    return {name: tuple(tensor.shape) for name, tensor in _torch_tensors(path).items()}
-
-
 def _torch_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file of torch, without their values. Raises UserError for anything else in it."""
     import torch
@@ -447,8 +444,7 @@ def _check_component(folder: Path, model_class: type[torch.nn.Module], variant: 
     files = _weight_files(folder, variant)
     if not files:
         return
-    read = {".bin": _torch_shapes}
-    found = {name: shape for path in files for name, shape in read.get(path.suffix, read_tensor_shapes)(path).items()}
+    found = {name: shape for path in files for name, shape in read_tensor_shapes(path).items()}
     expected = _expected_shapes(model_class, config, folder)
     remedy = f"{folder / 'config.json'} and the weights beside it must come from the same model"
     for name, shape in expected.items():

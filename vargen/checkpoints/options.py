@@ -41,6 +41,11 @@ def check_attention(attn_implementation: object) -> None:
         )
 
 
+def _given(**asked: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in asked.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class LoadingOptions(Settings):
     """Which model, for pictures or videos, and how it is loaded."""
@@ -84,18 +89,14 @@ class LoadingOptions(Settings):
     @property
     def special(self) -> dict[str, Any]:
         """Given options that some families do not support, by name."""
-        asked = {
-            "device_map": self.device_map,
-            "quantization": self.library_quantization,
-            "attn_implementation": self.attn_implementation,
-        }
-        return {name: value for name, value in asked.items() if value is not None}
+        attention = self.attn_implementation
+        return _given(device_map=self.device_map, quantization=self.library_quantization, attn_implementation=attention)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Given options that change a model's numbers, beside its weights and its precision."""
         names = ("quantization", "draft_quantization", "attn_implementation")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return _given(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ class ModelOptions(LoadingOptions):
     @property
     def beside_model(self) -> dict[str, str]:
         """What else is named to load a model of a family that draws token by token."""
-        asked = {"family": self.family, "tokenizer": self.tokenizer, "vqvae": self.vqvae}
-        return {name: value for name, value in asked.items() if value is not None}
+        return _given(family=self.family, tokenizer=self.tokenizer, vqvae=self.vqvae)
 
     @property
     def special(self) -> dict[str, Any]:
@@ -157,8 +157,7 @@ class SamplingOptions(ModelOptions):
 
     @property
     def _of_some_families(self) -> dict[str, Any]:
-        asked = {"negative_prompt": self.negative_prompt or None, "guided_tokens": self.guided_tokens}
-        return {name: value for name, value in asked.items() if value is not None}
+        return _given(negative_prompt=self.negative_prompt or None, guided_tokens=self.guided_tokens)
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ halves are fed the same tokens, and the guided logits choose.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -196,36 +196,17 @@ class EagleDraftHead(ABC):
         """Guess what follows new pairs; see `DraftHead.forward`."""
         cache, num_new = self.kv_cache, mask.shape[2]
         self._num_new = num_new
-        new = tokens, features, mask, depths
-        return DraftHeadOutput(*(self._fast_pass(*new) or self._pass(*new, cache.reach(num_new))))
-
-    def _fast_pass(
-        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """`_pass` in one call of the project's own kernels, or None where they do not serve."""
-        cache = self.kv_cache
         output_head, guidance_scale = self.output_head()
-        fast = self.drafter.fast_pass.run(
-            NewTokens(
-                depths,
-                mask,
-                tokens=tokens,
-                features=features if features.dtype == cache.dtype else features.to(cache.dtype),
-                halves=self._halves,
-                lengths=cache.lengths,
-                starts=cache.starts,
-                origins=self._answer_starts,
-                last_position=self._last_position,
-            ),
-            cache,
-            output_head,
-            guidance_scale=guidance_scale,
-            side_by_side=True,
-        )
+        alike = features if features.dtype == cache.dtype else features.to(cache.dtype)
+        fed = {"tokens": tokens, "features": alike, "halves": self._halves, "last_position": self._last_position}
+        cached = {"lengths": cache.lengths, "starts": cache.starts, "origins": self._answer_starts}
+        new = NewTokens(depths, mask, **fed, **cached)
+        guided: Any = {"guidance_scale": guidance_scale, "side_by_side": True}
+        fast = self.drafter.fast_pass.run(new, cache, output_head, **guided)
         if fast is None:
-            return None
+            return DraftHeadOutput(*self._pass(tokens, features, mask, depths, cache.reach(num_new)))
         states, logits = fast
-        return self.guided_logits(self._rows(states)) if logits is None else logits, states
+        return DraftHeadOutput(self.guided_logits(self._rows(states)) if logits is None else logits, states)
 
     def _pass(
         self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor, kv_length: int

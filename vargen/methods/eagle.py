@@ -118,9 +118,9 @@ class EagleConfig(ImageMethodConfig):
     def _players(self, components: Components) -> Method:
         return Method(self._drafter(components), self._verifier(components), self._schedule(components))
 
-    def _drafter(self, components: Components) -> EagleDrafter:
+    def _drafter(self, components: Components, **reuse: Any) -> EagleDrafter:
         sizes = self.sizes(components.num_tokens)
-        return eagle_drafter(components, self.drafter, self._shape(), sizes, self.children)
+        return eagle_drafter(components, self.drafter, self._shape(), sizes, self.children, **reuse)
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

@@ -58,9 +58,8 @@ class LanternConfig(EagleConfig):
         num_neighbours = automatic if self.num_neighbours == AUTO else self.num_neighbours
         # The released code removes one neighbour more than it merges; the verifier finds it at the table's end.
         neighbours = components.neighbours(num_neighbours + (self.mode == "release"))
-        if self.multiplier is None:
-            return LanternVerifier(neighbours, mode=self.mode, delta=self.delta)  # type: ignore[arg-type]
-        return LanternVerifier(neighbours, mode=self.mode, multiplier=self.multiplier)  # type: ignore[arg-type]
+        relaxed = {"delta": self.delta} if self.multiplier is None else {"multiplier": self.multiplier}
+        return LanternVerifier(neighbours, mode=self.mode, **relaxed)  # type: ignore[arg-type]
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from vargen.models.components import BatchSlot
 from vargen.models.known_pictures import PictureInput
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents, check_draft_model
 from vargen.models.llamagen.llamagen_draft_head import check_drafter
-from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
+from vargen.models.llamagen.text_encoder import as_trained, check_tokenizer, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor, encode_images
 from vargen.pipelines.arguments import (
@@ -346,7 +346,7 @@ class LlamaGenPipeline(StreamingPipeline):
         if self.tokenizer is None or self.text_encoder is None:
             return []
         length = self._sequence_length(max_sequence_length)
-        prompts = self._clean([prompt] if isinstance(prompt, str) else list(prompt))
+        prompts = as_trained(self.text_encoder, [prompt] if isinstance(prompt, str) else prompt)
         problems, unknown = [], {}
         for text, ids in zip(prompts, self.tokenizer(prompts, verbose=False)["input_ids"], strict=True):
             if len(ids) > length:
@@ -367,10 +367,6 @@ class LlamaGenPipeline(StreamingPipeline):
         if not 1 <= max_sequence_length <= most:
             raise UserError(f"max_sequence_length must lie between 1 and {most}, got {max_sequence_length}")
         return max_sequence_length
-
-    def _clean(self, prompts: list[str]) -> list[str]:
-        # The config of converted official weights says that the text encoder was trained on cleaned text.
-        return clean_captions(prompts) if getattr(self.text_encoder.config, "clean_caption", False) else prompts
 
     def encode_prompt(
         self,
@@ -589,8 +585,10 @@ class LlamaGenPipeline(StreamingPipeline):
             if prompts.texts is None:
                 return 1 if prompts.embeds is None else prompts.embeds.shape[1]
             most = self._sequence_length(max_sequence_length)
-            ids = self.tokenizer(self._clean(prompts.texts), verbose=False)["input_ids"] if trim else ()
-            return min(max(len(each) for each in ids), most) if trim else most
+            if not trim:
+                return most
+            ids = self.tokenizer(as_trained(self.text_encoder, prompts.texts), verbose=False)["input_ids"]
+            return min(max(map(len, ids)), most)
 
         def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
             components = self._components(device)

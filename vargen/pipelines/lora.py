@@ -91,7 +91,7 @@ class LoraPipeline:
         if missing := [name for name in _FILES if not (folder / name).is_file()]:
             raise UserError(f"{folder / missing[0]} is missing; name a folder that PEFT saved, with both of its files")
         check_stored(folder, "adapter")
-        from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
+        from peft import PeftConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
         from safetensors.torch import load_file
 
         with reading(folder, "copy it again", "adapter"):
@@ -107,7 +107,9 @@ class LoraPipeline:
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are served
                 inject_adapter_in_model(config, self._adapted, adapter_name)
             report: Any = set_peft_model_state_dict(self._adapted, state, adapter_name)
-            self._check_complete(state, adapter_name, [*report.unexpected_keys])
+            wanted = {*get_peft_model_state_dict(self._adapted, adapter_name=adapter_name, save_embedding_layers=False)}
+            if different := sorted(wanted ^ {*state}) or [*report.unexpected_keys]:
+                raise UserError(f"was made for another network: {different[0]} is in one of the two only")
         except Exception as error:  # of another shape, another layer, another method
             self._forget(adapter_name)
             if isinstance(error, UserError):
@@ -118,13 +120,6 @@ class LoraPipeline:
             ) from error
         self.set_adapters(adapter_name)
         self._adapted.eval()
-
-    def _check_complete(self, state: dict[str, Any], adapter_name: str, unexpected: list[str]) -> None:
-        from peft import get_peft_model_state_dict
-
-        wanted = {*get_peft_model_state_dict(self._adapted, adapter_name=adapter_name, save_embedding_layers=False)}
-        if different := sorted(wanted ^ {*state}) or unexpected:
-            raise UserError(f"was made for another network: {different[0]} is in one of the two only")
 
     def set_adapters(
         self, adapter_names: str | Sequence[str], adapter_weights: float | Sequence[float | None] | None = None

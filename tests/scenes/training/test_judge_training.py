@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import VQModel
 from refusals import refused
+from vqgans import vq_config
 
 from scenes.judge.network import STRIDE, SceneJudge, load_judge
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, object_boxes, sample_scene
@@ -25,7 +26,6 @@ from scenes.training.judge import (
     train_judge,
 )
 from vargen.base.errors import UserError
-from vargen.models.llamagen.vq import vq_config
 from vargen.runs.files import read_jsonl
 
 CPU = torch.device("cpu")

@@ -13,9 +13,8 @@ from vargen.base.bounds import MAX_DRAFT, check_number
 from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.methods.base import Components, SearchSpace
-from vargen.methods.eagle import eagle_drafter
 from vargen.methods.lantern import LanternConfig
-from vargen.methods.vvs import CHOICES, SCHEDULES
+from vargen.methods.vvs import CHOICES, SCHEDULES, search_skips
 
 if TYPE_CHECKING:
     from specdecode.drafters.eagle import EagleDrafter
@@ -69,17 +68,10 @@ class VVSConfig(LanternConfig):
         """Skipped tokens are fed together with the next tree."""
         return super().max_draft_nodes(num_tokens) + max(size.depth for size in self.sizes(num_tokens))
 
-    def _drafter(self, components: Components) -> EagleDrafter:
-        return eagle_drafter(
-            components,
-            self.drafter,
-            self._shape(),
-            self.sizes(components.num_tokens),
-            self.children,
-            feature_reuse=self._feature_cache(components.num_tokens),
-            refresh=self.refresh,
-            depth_behind_skip=self.depth_behind_skip,
-        )
+    def _drafter(self, components: Components, **reuse: Any) -> EagleDrafter:
+        features = self._feature_cache(components.num_tokens)
+        behind = {"refresh": self.refresh, "depth_behind_skip": self.depth_behind_skip}
+        return super()._drafter(components, feature_reuse=features, **behind, **reuse)
 
     def _feature_cache(self, num_tokens: int) -> FeatureCache:
         from vargen.methods.vvs.feature_cache import FeatureCache
@@ -109,8 +101,4 @@ class VVSConfig(LanternConfig):
             "refresh": space.choice("refresh", [True, False]),
             "depth_behind_skip": space.choice("depth_behind_skip", [None, 1, 2]),
         }
-        if settings["schedule"] == "uniform":
-            settings["interval"] = space.integer("interval", 2, 6)
-        else:
-            settings["threshold"] = space.number("threshold", 0.1, 0.95)
-        return settings
+        return settings | search_skips(space, settings["schedule"])

@@ -32,22 +32,17 @@ class _SkippingSchedule(Schedule):
 
     Args:
         selector: which tokens a skip takes.
-        min_tokens: rows skip only once they have more tokens than this: before, there are no features to reuse. The
-            released code has 5.
 
-    Raises:
-        ValueError: `min_tokens` is below 1.
+    Attributes:
+        min_tokens: rows skip only once they have more tokens than this: before, there are no features to reuse. As in
+            the released code.
     """
 
     graph_state: tuple[str, ...] = ("selector", "codebook")
+    min_tokens = 5
 
-    def __init__(self, selector: Selector, min_tokens: int = 5) -> None:
-        if min_tokens < 1:
-            raise ValueError(
-                f"min_tokens must be 1 or more: the first token has no features to reuse, got {min_tokens}"
-            )
+    def __init__(self, selector: Selector) -> None:
         self.selector = selector
-        self.min_tokens = min_tokens
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
@@ -64,7 +59,7 @@ class UniformSchedule(_SkippingSchedule):
 
     Args:
         interval: i, 2 or more.
-        selector, min_tokens: as for `_SkippingSchedule`.
+        selector: as for `_SkippingSchedule`.
 
     Raises:
         ValueError: a number is out of range.
@@ -72,8 +67,8 @@ class UniformSchedule(_SkippingSchedule):
 
     graph_state = (*_SkippingSchedule.graph_state, "_is_due")
 
-    def __init__(self, interval: int, selector: Selector, min_tokens: int = 5) -> None:
-        super().__init__(selector, min_tokens)
+    def __init__(self, interval: int, selector: Selector) -> None:
+        super().__init__(selector)
         if interval < 2:
             raise ValueError(f"interval must be 2 or more (2 skips every other iteration), got {interval}")
         self.interval = interval
@@ -116,15 +111,15 @@ class DynamicSchedule(_SkippingSchedule):
 
     Args:
         threshold: theta; rows above it skip. 0.65 in the paper, 0.7 in the released code.
-        selector, min_tokens: as for `_SkippingSchedule`.
+        selector: as for `_SkippingSchedule`.
         codebook: [V, d] unit vectors of the image tokens.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    def __init__(self, threshold: float, selector: Selector, codebook: Tensor, min_tokens: int = 5) -> None:
-        super().__init__(selector, min_tokens)
+    def __init__(self, threshold: float, selector: Selector, codebook: Tensor) -> None:
+        super().__init__(selector)
         if not -1 <= threshold <= 1:
             raise ValueError(f"threshold is a cosine and must lie between -1 and 1, got {threshold}")
         self.threshold = threshold
@@ -151,14 +146,12 @@ class DynamicWindowSchedule(DynamicSchedule):
     mean likeness (`path_likeness`) of the first guesses replaces the mean cosine of paths.
 
     Args:
-        threshold, selector, codebook, min_tokens: as for `DynamicSchedule`.
+        threshold, selector, codebook: as for `DynamicSchedule`.
         places: how many guesses are looked at.
     """
 
-    def __init__(
-        self, threshold: float, selector: Selector, codebook: Tensor, places: int, min_tokens: int = 5
-    ) -> None:
-        super().__init__(threshold, selector, codebook, min_tokens)
+    def __init__(self, threshold: float, selector: Selector, codebook: Tensor, places: int) -> None:
+        super().__init__(threshold, selector, codebook)
         self.places = places
 
     def _similarity(self, draft: Draft) -> Tensor:
@@ -189,17 +182,14 @@ class LikenessSchedule(_SkippingSchedule):
         threshold: least likeness of a token that is taken unverified, 0 to 1.
         selector: proposes the path and the most of it that is taken.
         codebook: [V, d] unit vectors of the image tokens.
-        min_tokens: as for `_SkippingSchedule`.
         min_count: the fewest tokens worth a skip.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    def __init__(
-        self, threshold: float, selector: Selector, codebook: Tensor, min_tokens: int = 5, min_count: int = 2
-    ) -> None:
-        super().__init__(selector, min_tokens)
+    def __init__(self, threshold: float, selector: Selector, codebook: Tensor, min_count: int = 2) -> None:
+        super().__init__(selector)
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is a likeness and must lie between 0 and 1, got {threshold}")
         if min_count < 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vargen.base.options import option
 from vargen.methods.base import Components, SearchSpace
 from vargen.methods.jacobi import SCD_COUPLINGS, CorrectedWindowConfig
-from vargen.methods.vvs import SCHEDULES
+from vargen.methods.vvs import SCHEDULES, search_skips
 
 if TYPE_CHECKING:
     from specdecode.roles import Schedule
@@ -75,8 +75,4 @@ class WindowSkippingConfig(CorrectedWindowConfig):
             "survival": space.number("survival", 0.0, 0.9),
             "max_skip": space.integer("max_skip", 1, 16, log=True),
         }
-        if settings["schedule"] == "uniform":
-            settings["interval"] = space.integer("interval", 2, 6)
-        else:
-            settings["threshold"] = space.number("threshold", 0.1, 0.95)
-        return settings
+        return settings | search_skips(space, settings["schedule"])

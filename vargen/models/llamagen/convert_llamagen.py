@@ -144,6 +144,7 @@ _LAYER_NAMES = {
     "attention.wqkv.weight": "attn.to_qkv.weight",  # rows [queries | keys | values] in both
     "attention.wo.weight": "attn.to_out.weight",
     "feed_forward.w2.weight": "ff.down_proj.weight",
+    "ff.gate_up_proj.weight": "ff.gate_up_proj.weight",  # fused before it is renamed
     "attention_norm.weight": "norm1.weight",
     "ffn_norm.weight": "norm2.weight",
 }
@@ -155,22 +156,17 @@ def convert_transformer_state_dict(official: StateDict) -> StateDict:
     `w1` and `w3` become one matrix, gate first. Only `freqs_cis` is dropped, the rotary table of older files. Unknown
     keys keep their names, and strict loading refuses them.
     """
+    joined = {key: tensor for key, tensor in official.items() if key != "freqs_cis"}
+    for gate in [key for key in joined if key.endswith(".feed_forward.w1.weight")]:
+        if (up := gate.replace(".w1.", ".w3.")) in joined:
+            fused = torch.cat((joined.pop(gate), joined.pop(up)))
+            joined[gate.replace("feed_forward.w1", "ff.gate_up_proj")] = fused
     converted: StateDict = {}
-    for key, tensor in official.items():
+    for key, tensor in joined.items():
         layer = re.match(r"layers\.(\d+)\.(.*)", key)
-        if key == "freqs_cis":
-            continue
-        if layer is None:
-            converted[_TRANSFORMER_NAMES.get(key, key)] = tensor
-        elif layer[2] == "feed_forward.w1.weight" and f"layers.{layer[1]}.feed_forward.w3.weight" in official:
-            gate_up = torch.cat((tensor, official[f"layers.{layer[1]}.feed_forward.w3.weight"]))
-            converted[f"transformer_blocks.{layer[1]}.ff.gate_up_proj.weight"] = gate_up
-        elif layer[2] == "feed_forward.w3.weight" and f"layers.{layer[1]}.feed_forward.w1.weight" in official:
-            continue
-        elif layer[2] in _LAYER_NAMES:
-            converted[f"transformer_blocks.{layer[1]}.{_LAYER_NAMES[layer[2]]}"] = tensor
-        else:
-            converted[key] = tensor
+        own = None if layer is None else _LAYER_NAMES.get(layer[2])
+        known = _TRANSFORMER_NAMES.get(key, key)
+        converted[known if layer is None or own is None else f"transformer_blocks.{layer[1]}.{own}"] = tensor
     return converted
 
 

@@ -55,34 +55,29 @@ def right_align(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return embeds.masked_fill(~mask[..., None], 0), mask
 
 
+def as_trained(text_encoder: Any, prompts: Sequence[str]) -> list[str]:
+    """Prompts as the text encoder was trained on them: cleaned if its config says `clean_caption`, as that of converted
+    official weights does."""
+    return clean_captions(prompts) if getattr(text_encoder.config, "clean_caption", False) else list(prompts)
+
+
 def encode_text(
-    tokenizer: Any,
-    text_encoder: Any,
-    prompts: Sequence[str],
-    max_length: int,
-    *,
-    trim: bool = True,
-    clean_caption: bool | None = None,
+    tokenizer: Any, text_encoder: Any, prompts: Sequence[str], max_length: int, *, trim: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Text features as `LlamaGenTransformer.embed_condition` takes them. Gradients flow; wrap in `no_grad` to sample.
 
     Args:
         tokenizer: a transformers tokenizer that pads on the right. Prompts longer than `max_length` are cut.
         text_encoder: a `T5EncoderModel`.
-        prompts: one string per row.
+        prompts: one string per row; see `as_trained`.
         max_length: the most tokens, `condition_length` of the transformer.
         trim: make T the longest prompt's length in tokens instead of `max_length`. The picture is the same, because
             neither T5 (relative positions) nor the transformer (none for text) depends on the amount of padding.
-        clean_caption: whether to clean prompts first (`clean_captions`). None: as in the text encoder's config, in
-            which conversion of official weights sets `clean_caption=True`; without it prompts stay as they are.
 
     Returns:
         Embeds `[B, T, C]` in the encoder's dtype, padding first and zero, and the mask, bool `[B, T]`.
     """
-    if clean_caption is None:
-        clean_caption = bool(getattr(text_encoder.config, "clean_caption", False))
-    texts = clean_captions(prompts) if clean_caption else list(prompts)
-    tokens = _tokenize(tokenizer, texts, max_length, trim).to(text_encoder.device)
+    tokens = _tokenize(tokenizer, as_trained(text_encoder, prompts), max_length, trim).to(text_encoder.device)
     states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
     return right_align(states, tokens.attention_mask.to(states.device))  # an offloaded encoder moves in its call
 

@@ -196,7 +196,8 @@ def test_kernels_take_what_torch_takes_of_chains_and_other_trees(
     probabilities = (3 * torch.randn(5, nodes, VOCAB, generator=generator)).softmax(-1)
     state = state_of([4, 6, 7, 8, 20])
     state.active = torch.rand(5, generator=generator) > 0.2
-    schedule = LikenessSchedule(threshold, PathSelector(truncate=False), CODEBOOK, early, min_count=least)
+    schedule = LikenessSchedule(threshold, PathSelector(truncate=False), CODEBOOK, min_count=least)
+    schedule.min_tokens = early
     found = []
     for kernels, tree in itertools.product(("plain", "auto"), (chain, replace(chain, max_children=2))):
         monkeypatch.setenv("VARGEN_KERNELS", kernels)
@@ -208,7 +209,7 @@ def test_kernels_take_what_torch_takes_of_chains_and_other_trees(
 def test_likeness_schedules_wait_for_the_first_tokens():
     draft = simple_draft([[0, 3, 3]] * 2)
     draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)
-    schedule = LikenessSchedule(0.9, PathSelector("drafter"), CODEBOOK, min_tokens=5, min_count=1)
+    schedule = LikenessSchedule(0.9, PathSelector("drafter"), CODEBOOK, min_count=1)
     selection = schedule.select(draft, state_of([6, 5]))
     assert selection is not None and selection.counts.tolist() == [1, 0]
 
@@ -323,7 +324,6 @@ def test_rows_write_only_what_they_have():
     ("make", "message"),
     [
         (lambda: UniformSchedule(1, PathSelector()), "interval"),
-        (lambda: UniformSchedule(2, PathSelector(), min_tokens=0), "min_tokens"),
         (lambda: DynamicSchedule(1.5, PathSelector(), CODEBOOK), "threshold"),
         (lambda: LikenessSchedule(1.2, PathSelector(), CODEBOOK), "threshold"),
         (lambda: LikenessSchedule(0.5, PathSelector(), CODEBOOK, min_count=0), "min_count"),
@@ -349,7 +349,7 @@ def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_t
 
     draft, codebook = chain_of_certainty([0, 1, 2]), torch.eye(4)
     assert path_likeness(draft, torch.arange(3)[None], codebook).tolist() == [[1.0, 1.0]]
-    selection = LikenessSchedule(1.0, Takes(), codebook, min_tokens=1).select(draft, state_of([9]))  # type: ignore[arg-type]
+    selection = LikenessSchedule(1.0, Takes(), codebook).select(draft, state_of([9]))  # type: ignore[arg-type]
     assert selection is not None and selection.counts.tolist() == [2]
 
     class Same(DynamicSchedule):
@@ -358,7 +358,7 @@ def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_t
         def _similarity(self, draft: Draft) -> Tensor:
             return torch.tensor([self.similarity])
 
-    schedule = Same(0.5, Takes(), codebook, min_tokens=1)  # type: ignore[arg-type]
+    schedule = Same(0.5, Takes(), codebook)  # type: ignore[arg-type]
     for schedule.similarity, takes in ((0.5, False), (0.5001, True)):
         assert (schedule.select(draft, state_of([9])) is not None) is takes
 

@@ -158,7 +158,9 @@ def test_without_refreshing_the_drafter_keeps_what_it_made_of_stand_ins(drafting
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_a_schedule_that_never_skips_is_plain_speculation(drafting_pipeline, shape):
     plain = run(drafting_pipeline, None, shape).result
-    for schedule in (Pattern([[False] * 3]), UniformSchedule(2, PathSelector(), min_tokens=16)):
+    late = UniformSchedule(2, PathSelector())
+    late.min_tokens = 16
+    for schedule in (Pattern([[False] * 3]), late):
         result = run(drafting_pipeline, schedule, shape).result
         assert torch.equal(result.tokens, plain.tokens)
         assert result.trace.accepted_lengths == plain.trace.accepted_lengths

@@ -8,6 +8,7 @@ import torch
 from diffusers import VQModel
 from refusals import raised, refused
 from torch import Tensor
+from vqgans import vq_config
 
 from vargen.base.errors import UserError
 from vargen.models.llamagen.convert_llamagen import (
@@ -19,7 +20,7 @@ from vargen.models.llamagen.convert_llamagen import (
     read_checkpoint,
 )
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
-from vargen.models.llamagen.vq import decode_codes, downsampling_factor, encode_images, unit_codebook, vq_config
+from vargen.models.llamagen.vq import decode_codes, downsampling_factor, encode_images, unit_codebook
 from vargen.models.vqgan import infer_vqgan_config
 
 

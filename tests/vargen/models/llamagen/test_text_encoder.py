@@ -77,17 +77,14 @@ def test_gradients_reach_the_encoder(tokenizer, text_encoder):
 
 
 @torch.no_grad()
-def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder, tmp_path):
+def test_cleaning_is_decided_by_the_config(tokenizer, text_encoder, tmp_path):
     """It is applied twice: one pass takes one mark off the front."""
     untidy, tidy = "A <b>RED</b> cube, visit www.cubes.com", "a red cube, visit"
     assert clean_captions([untidy, "_,a cube"]) == [tidy, "a cube"]
     plain = encode_text(tokenizer, text_encoder, [untidy], 20)[0]
-    cleaned = encode_text(tokenizer, text_encoder, [untidy], 20, clean_caption=True)[0]
-    assert torch.equal(cleaned, encode_text(tokenizer, text_encoder, [tidy], 20)[0])
-    assert plain.shape != cleaned.shape
+    wanted = encode_text(tokenizer, text_encoder, [tidy], 20)[0]
     text_encoder.config.clean_caption = True
-    assert torch.equal(encode_text(tokenizer, text_encoder, [untidy], 20)[0], cleaned)
-    assert torch.equal(encode_text(tokenizer, text_encoder, [untidy], 20, clean_caption=False)[0], plain)
+    assert torch.equal(encode_text(tokenizer, text_encoder, [untidy], 20)[0], wanted) and plain.shape != wanted.shape
     text_encoder.save_pretrained(tmp_path)
     assert T5EncoderModel.from_pretrained(tmp_path).config.clean_caption is True
 

@@ -14,10 +14,10 @@ from refusals import refused
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
+from vqgans import vq_config
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.models.llamagen.vq import vq_config
 from vargen.models.token_images.convert_token_images import (
     _chameleon_config,
     norms_per_head,

@@ -198,9 +198,9 @@ class EagleDraftHead(ABC):
         self._num_new = num_new
         output_head, guidance_scale = self.output_head()
         alike = features if features.dtype == cache.dtype else features.to(cache.dtype)
-        fed = {"tokens": tokens, "features": alike, "halves": self._halves, "last_position": self._last_position}
-        cached = {"lengths": cache.lengths, "starts": cache.starts, "origins": self._answer_starts}
-        new = NewTokens(depths, mask, **fed, **cached)
+        fed: dict[str, Any] = {"tokens": tokens, "features": alike, "halves": self._halves}
+        fed |= {"lengths": cache.lengths, "starts": cache.starts, "origins": self._answer_starts}
+        new = NewTokens(depths, mask, last_position=self._last_position, **fed)
         guided: Any = {"guidance_scale": guidance_scale, "side_by_side": True}
         fast = self.drafter.fast_pass.run(new, cache, output_head, **guided)
         if fast is None:

@@ -98,10 +98,8 @@ def known_pictures(
     if encode is None:
         raise UserError(f"image cannot be used with {title}: no encoder makes codes of pictures")
     count, found = len(grids), dict[tuple[int, int, Grid, Any], KnownPicture]()
-    images, masks = (_each(name, getattr(edit, name), count) for name in ("image", "mask_image"))
-    rows = edit.start_rows if isinstance(edit.start_rows, Sequence) else [edit.start_rows] * count
-    if len(rows) != count:
-        raise UserError(f"start_rows must be one for all prompts or one for each, {count} here; got {len(rows)}")
+    names = ("image", "mask_image", "start_rows")
+    images, masks, rows = (one_for_each(name, getattr(edit, name), count) for name in names)
     pictures = []
     for key in zip(images, masks, rows, grids, strict=True):
         image, mask, start, grid = key
@@ -150,11 +148,11 @@ def _known_picture(
     return KnownPicture(pixels[0], where, codes, draws)
 
 
-def _each(name: str, value: Any, count: int) -> list[Any]:
-    """A picture for each prompt. Raises UserError for another number of them."""
+def one_for_each(name: str, value: Any, count: int) -> list[Any]:
+    """An argument as one value for each of `count` prompts; it may be one for all. Raises UserError."""
     if isinstance(value, np.ndarray | Tensor) and value.ndim > 3:
         value = [*value]
-    if not isinstance(value, Sequence):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
         raise UserError(f"{name} must be one for all prompts or one for each, {count} here; got {len(value)}")

@@ -52,21 +52,14 @@ class Emu3Pipeline(TokenImages):
         usual = replace(EMU3.sizes, pixels_a_code=side).grid(ratio="1:1", area=area)
         self.family = replace(EMU3, sizes=replace(EMU3.sizes, pixels_a_code=side, usual=usual))
 
-    def encode_prompt(
-        self,
-        prompt: str | Sequence[str],
-        grid: Grid,
-        num_images_per_prompt: int = 1,
-        null: bool = False,
-        references: Sequence[Tensor] = (),
-    ) -> Prompts:
-        """See `TokenImages.encode_prompt`; the processor writes all prompts alike. A prompt may be empty."""
+    def _written(self, texts: list[str], grid: Grid, null: bool, references: Sequence[Tensor]) -> Prompts:
+        # The processor writes all prompts alike. A prompt may be empty.
         if self.processor is None:
             raise UserError("prompt needs a pipeline with a processor; give input_ids and attention_mask instead")
         rows, columns = grid
         with refusals():
             tokens = self.processor(
-                text=[prompt] if isinstance(prompt, str) else list(prompt),
+                text=texts,
                 return_for_image_generation=True,
                 ratio=f"{columns}:{rows}",
                 image_area=rows * columns * self.processor.downsample_ratio**2,
@@ -79,7 +72,7 @@ class Emu3Pipeline(TokenImages):
                 f"processor must be of the same model: it makes pictures of {self.processor.downsample_ratio} pixels a "
                 f"code, the decoder of {self.family.sizes.pixels_a_code}"
             )
-        return self._for_every_picture(tokens["input_ids"], tokens["attention_mask"], num_images_per_prompt)
+        return tokens["input_ids"], tokens["attention_mask"]
 
     def _code_vectors(self) -> Tensor:
         weight: Tensor = self.model.model.vqmodel.quantize.embedding.weight

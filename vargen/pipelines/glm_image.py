@@ -422,8 +422,11 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             )
         pictures = self._pictures(image, len(prompts))
         height, width = self._size(height, width, pictures)
-        if output_type != "latent":
-            self._check_denoising()
+        missing = [name for name in self._optional_components if getattr(self, name) is None]
+        if missing and output_type != "latent":
+            raise UserError(
+                f'output_type must be "latent" (codes): the pipeline has no {missing[0]}, and without it no pixels'
+            )
         scale = guidance_scale if output_type == "latent" else None
         settings = DrawSettings.of(locals() | {"image": None, "guidance_scale": scale})
 
@@ -472,13 +475,6 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         height, width = usual_height if height is None else height, usual_width if width is None else width
         grid_of_sides(height, width, PIXELS_A_TOKEN)
         return height, width
-
-    def _check_denoising(self) -> None:
-        missing = [name for name in self._optional_components if getattr(self, name) is None]
-        if missing:
-            raise UserError(
-                f'output_type must be "latent" (codes): the pipeline has no {missing[0]}, and without it no pixels'
-            )
 
     def _check_pictures(self, pictures: list[list[PIL.Image.Image]] | None, request: PriorRequest) -> None:
         """Refuse pictures whose grids differ for the prior and the VAE, on which diffusers fails while denoising."""

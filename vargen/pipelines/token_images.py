@@ -26,7 +26,7 @@ from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels
 from vargen.checkpoints.transformers_folder import folder_of
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
-from vargen.models.known_pictures import PictureInput
+from vargen.models.known_pictures import PictureInput, one_for_each
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.catalogue import find_family
 from vargen.models.token_images.description import References, TokenImageFamily
@@ -97,7 +97,6 @@ class TokenImages(TransformersPipeline):
         """Codes down and across of a picture; arguments as of a call. Raises UserError for one that cannot be drawn."""
         return self.family.sizes.grid(height, width, ratio, image_area)
 
-    @abstractmethod
     def encode_prompt(
         self,
         prompt: str | Sequence[str],
@@ -116,6 +115,12 @@ class TokenImages(TransformersPipeline):
         Raises:
             UserError: there is nothing that makes tokens of prompts, or it is of another model.
         """
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        return self._for_every_picture(*self._written(texts, grid, null, references), num_images_per_prompt)
+
+    @abstractmethod
+    def _written(self, texts: list[str], grid: Grid, null: bool, references: Sequence[Tensor]) -> Prompts:
+        """See `encode_prompt`: a row for each text."""
 
     @abstractmethod
     def decode_tokens(self, codes: Tensor, output_type: str = "pil") -> Any:
@@ -302,7 +307,7 @@ class TokenImages(TransformersPipeline):
                 settings = replace(settings, guidance_scale=self.family.references.scale)
         guided = self._guidance(settings.guidance_scale) > 1
         heights, widths, ratios = (
-            _for_each(name, value, count) for name, value in (("height", height), ("width", width), ("ratio", ratio))
+            one_for_each(name, value, count) for name, value in (("height", height), ("width", width), ("ratio", ratio))
         )
         grids = [self._grid_of(*asked, image_area) for asked in zip(references, heights, widths, ratios, strict=True)]
         sizes, alike = [grid for grid in grids for _ in range(copies)], len(set(grids)) == 1
@@ -456,15 +461,7 @@ class TokenImagePipeline(TokenImages):
         }
         return check_sampling(**own, guidance_scale=guidance_scale)
 
-    def encode_prompt(
-        self,
-        prompt: str | Sequence[str],
-        grid: Grid,
-        num_images_per_prompt: int = 1,
-        null: bool = False,
-        references: Sequence[Tensor] = (),
-    ) -> Prompts:
-        """See `TokenImages.encode_prompt`."""
+    def _written(self, texts: list[str], grid: Grid, null: bool, references: Sequence[Tensor]) -> Prompts:
         if self.tokenizer is None:
             raise UserError(
                 "prompt needs a pipeline with a tokenizer; give input_ids, and negative_input_ids for guidance, instead"
@@ -474,7 +471,6 @@ class TokenImagePipeline(TokenImages):
         named = {"height": grid[0] * side, "width": grid[1] * side, "bos": begins}
         forms: Any = self.family.references if references else self.family
         form = forms.null_prompt if null else forms.prompt
-        texts = [prompt] if isinstance(prompt, str) else prompt
         shown = [self._reference_ids(codes) for codes in references] if "{pictures}" in form else []
         rows = []
         for text in texts:
@@ -483,7 +479,7 @@ class TokenImagePipeline(TokenImages):
             pieces[-1] += self.family.begin(*grid)
             words = [*map(self._ids, pieces)]
             rows.append(torch.cat([words[0], *(each for pair in zip(shown, words[1:], strict=True) for each in pair)]))
-        return self._for_every_picture(*_left_padded(rows), num_images_per_prompt)
+        return _left_padded(rows)
 
     def _ids(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
@@ -573,15 +569,6 @@ class TokenImagePipeline(TokenImages):
             self.tokenizer.save_pretrained(save_directory)
         if hasattr(self.vqvae, "save_pretrained"):
             self.vqvae.save_pretrained(os.path.join(save_directory, "vqvae"))
-
-
-def _for_each(name: str, value: Any, count: int) -> list[Any]:
-    """An argument as one value for each of `count` prompts; it may be one for all. Raises UserError."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * count
-    if len(value) != count:
-        raise UserError(f"{name} must be one for all prompts or one for each, {count} here; got {len(value)}")
-    return [*value]
 
 
 def _left_padded(rows: Sequence[Tensor]) -> Prompts:

@@ -92,14 +92,10 @@ def fetch(name: str, revision: str | None, files: Sequence[str], argument: str =
     except errors.HFValidationError as error:
         raise UserError(f"{argument}: {name!r} is neither a folder nor a name that the hub allows") from error
     except errors.LocalEntryNotFoundError as error:
+        what = f"is not a folder, and the hub cannot be reached to fetch it; {connect}, or name a folder"
         if hasattr(error, "snapshot_path"):
-            raise UserError(
-                f"{argument}: {name} was not fetched whole, and the hub cannot be reached; {connect}, and {again}"
-            ) from error
-        raise UserError(
-            f"{argument}: {name} is not a folder, and the hub cannot be reached to fetch it; {connect}, or name a "
-            f"folder"
-        ) from error
+            what = f"was not fetched whole, and the hub cannot be reached; {connect}, and {again}"
+        raise UserError(f"{argument}: {name} {what}") from error
     except (transport, OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise

@@ -43,7 +43,6 @@ from vargen.pipelines.arguments import (
     PictureRequest,
     PictureTarget,
     StepCallback,
-    check_count_and_type,
     check_prompts,
     negative_prompts,
     random_streams,
@@ -115,11 +114,9 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     ) -> None:
         parts: Any = (tokenizer, processor, text_encoder, vision_language_encoder, vae, transformer, scheduler)
         super().__init__(*parts)
-        if vision_language_encoder is not None and not isinstance(
-            vision_language_encoder, GlmImageForConditionalGeneration
-        ):
-            kind = type(vision_language_encoder).__name__
-            raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
+        model, kind = vision_language_encoder, GlmImageForConditionalGeneration
+        if model is not None and not isinstance(model, kind):
+            raise UserError(f"vision_language_encoder must be a {kind.__name__}, got {type(model).__name__}")
 
     @property
     def _usual_num_tokens(self) -> int:
@@ -413,7 +410,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             UserError: an argument cannot be used with this model; the message names it and says what can be used.
         """
         check_arguments(GlmImagePriorPipeline.__call__, locals())
-        check_count_and_type(num_images_per_prompt, output_type)
+        scale = guidance_scale if output_type == "latent" else None
+        settings = DrawSettings.of(locals() | {"image": None, "guidance_scale": scale})
         prompts = check_prompts(prompt)
         if negative_prompts(negative_prompt, len(prompts)) is not None:
             raise UserError(
@@ -427,8 +425,6 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             raise UserError(
                 f'output_type must be "latent" (codes): the pipeline has no {missing[0]}, and without it no pixels'
             )
-        scale = guidance_scale if output_type == "latent" else None
-        settings = DrawSettings.of(locals() | {"image": None, "guidance_scale": scale})
 
         def denoised() -> Any:
             guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}

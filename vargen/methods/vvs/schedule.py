@@ -9,6 +9,7 @@ the rows of a batch skip independently without an extra pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -43,6 +44,11 @@ class _SkippingSchedule(Schedule):
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector
+
+    def _skipping(self, wanted: Tensor, state: DecodeState, select: Callable[[], Selection]) -> Selection | None:
+        """What is selected of the rows [B] that want to skip and may; None: eagerly no row does."""
+        rows = wanted & (state.lengths > self.min_tokens) & state.active
+        return None if not in_graph() and not bool(rows.any()) else _only(select(), rows)
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
@@ -129,10 +135,7 @@ class DynamicSchedule(_SkippingSchedule):
         """Asked before every forward pass of the target; eagerly it waits for the device, to know whether any row
         skips. In a graph a second draft is always made."""
         alike = self._similarity(draft) > self.threshold
-        skipping = alike & (state.lengths > self.min_tokens) & state.active
-        if not in_graph() and not bool(skipping.any()):
-            return None
-        return _only(self.selector(draft, state), skipping)
+        return self._skipping(alike, state, lambda: self.selector(draft, state))
 
     def _similarity(self, draft: Draft) -> Tensor:
         """[B]: how alike the tokens are that could be taken."""
@@ -208,10 +211,7 @@ class LikenessSchedule(_SkippingSchedule):
             counts, any_taken = fused_ops.taken(alike, *rows, self.min_tokens, self.min_count)
             return replace(selection, counts=counts) if any_taken else None
         counts = torch.minimum(alike.cumprod(1).sum(1), selection.counts)
-        skipping = (counts >= self.min_count) & (state.lengths > self.min_tokens) & state.active
-        if not in_graph() and not bool(skipping.any()):
-            return None
-        return _only(replace(selection, counts=counts), skipping)
+        return self._skipping(counts >= self.min_count, state, lambda: replace(selection, counts=counts))
 
 
 def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:

@@ -83,10 +83,9 @@ class LlamaGenComponents(ModelComponents):
                 the model's null condition.
             guided_tokens: as for `LlamaGenTarget`.
         """
-        self._guided_tokens = guided_tokens
-        self._negative = negative
+        self._condition, self._mask, self._negative = condition, mask, negative
         self._place, self.joins = place, place.joins
-        self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
+        self._guidance_scale, self._guided_tokens = guidance_scale, guided_tokens
         self._target = self._new_target(self.transformer, "target", max_draft_nodes)
         return self._target
 

@@ -90,22 +90,14 @@ def test_the_frames_are_on_top_in_order():
         assert image.getpixel((module._MARGIN + number * (width + module._FRAME_GAP) + 9, 60)) == (value,) * 3
     many = torch.linspace(0, 1, 40)[:, None, None, None].expand(-1, 3, 8, 8)
     strip = module._frame_strip(module.to_pil(many))
-    side = (strip.height - module._FRAME_GAP) // 2
-    shown = [
-        strip.getpixel((column * (side + module._FRAME_GAP) + 20, row * (side + module._FRAME_GAP) + 20))[0]
-        for row in range(2)
-        for column in range(8)
-    ]
+    pitch = (strip.height - module._FRAME_GAP) // 2 + module._FRAME_GAP
+    shown = [strip.getpixel((column * pitch + 20, row * pitch + 20))[0] for row in range(2) for column in range(8)]
     assert len(set(shown)) == module.MAX_FRAMES and shown == sorted(shown)
     assert shown[0] == 0 and shown[-1] > 230
 
 
-def test_an_empty_answer_is_a_picture_too():
-    assert draw_answer(FRAMES, [], [], [], "nothing was said").width == module._WIDTH
-
-
 def test_numbers_must_match():
-    with pytest.raises(ValueError, match="origins: 1 given for 2 tokens; give one each"):
-        draw_answer(FRAMES, ["a", "b"], [TARGET], None, "")
+    raised(ValueError, "origins: 1 given for 2 tokens; give one", draw_answer, FRAMES, ["a", "b"], [TARGET], None, "")
+    assert draw_answer(FRAMES, [], [], [], "nothing was said").width == module._WIDTH
     raised(ValueError, "relevance: 3 given for 2 tokens", draw_answer, FRAMES, ["a", "b"], [TARGET] * 2, [0.0] * 3, "")
     assert set(module.ORIGIN_LABELS) == set(TokenOrigin) == set(ORIGIN_COLOURS)

@@ -21,33 +21,20 @@ def build_trace() -> DecodeTrace:
     return trace
 
 
-def test_every_cell_has_the_colour_of_its_origin():
-    trace = build_trace()
-    sheet = draw_trace(Image.new("RGB", (8, 8), (255, 255, 255)), trace, 0, (4, 4))
-    for position, origin in enumerate(trace.token_origins[0]):
-        row, column = divmod(position, 4)
-        pixel = sheet.getpixel((24 + 384 + column * 96 + 48, 12 + row * 96 + 48))
+@pytest.mark.parametrize(
+    ("rows", "columns", "side", "beside"), [(4, 4, 96, ()), (2, 8, 48, ()), (3, 3, 128, range(1, 8))]
+)
+def test_every_cell_has_the_colour_of_its_origin(rows, columns, side, beside):
+    """Tokens beside the grid, seven of 16, stand in the timeline alone."""
+    trace, white = build_trace(), Image.new("RGB", (2 * columns, 2 * rows), (255, 255, 255))
+    sheet = draw_trace(white, trace, 0, (rows, columns), beside_grid=beside)
+    kept = [origin for place, origin in enumerate(trace.token_origins[0]) if place not in beside]
+    for position, origin in enumerate(kept):
+        row, column = divmod(position, columns)
+        pixel = sheet.getpixel((24 + 384 + column * side + side // 2, 12 + row * side + side // 2))
         blended = [round(255 * 0.38 + value * 0.62) for value in ORIGIN_COLOURS[origin]]
         assert all(abs(a - b) <= 2 for a, b in zip(pixel, blended, strict=True)), (position, origin)
     assert len({*ORIGIN_COLOURS.values()}) == len(TokenOrigin)
-    wide = draw_trace(Image.new("RGB", (8, 2), (255, 255, 255)), trace, 0, (2, 8))
-    for position in range(16):
-        row, column = divmod(position, 8)
-        assert wide.getpixel((24 + 384 + column * 48 + 24, 12 + row * 48 + 24)) == sheet.getpixel(
-            (24 + 384 + position % 4 * 96 + 48, 12 + position // 4 * 96 + 48)
-        )
-
-
-def test_tokens_beside_the_grid_stand_in_the_timeline_alone():
-    """Of 16 tokens seven are none of the grid's."""
-    trace = build_trace()
-    sheet = draw_trace(Image.new("RGB", (9, 9), (255, 255, 255)), trace, 0, (3, 3), beside_grid=range(1, 8))
-    kept = [origin for place, origin in enumerate(trace.token_origins[0]) if place in (0, *range(8, 16))]
-    for position, origin in enumerate(kept):
-        row, column = divmod(position, 3)
-        pixel = sheet.getpixel((24 + 384 + column * 128 + 64, 12 + row * 128 + 64))
-        blended = [round(255 * 0.38 + value * 0.62) for value in ORIGIN_COLOURS[origin]]
-        assert all(abs(a - b) <= 2 for a, b in zip(pixel, blended, strict=True)), (position, origin)
 
 
 def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn():

@@ -16,16 +16,14 @@ import torch
 import torch.nn.functional as F
 from emu3_models import AWAY, COLUMNS, PROMPTS, ROWS, Emu3Target
 from place_oracles import FullPasses, in_flight, staggered, with_prompt
+from synthetic import decoded
 from torch import Tensor
 
 from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines, each_window
 from specdecode.grid.row_windows import RowWindows
-from specdecode.runs.new_run import new_run
-from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
-from vargen.methods.catalogue import resolve_method
+from specdecode.sampling import SamplingConfig, apply_guidance
 from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
-from vargen.models.reuse import Reuse
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of
 
@@ -112,8 +110,8 @@ def tokens_of(family: str, model: Any, requests: list[int], scale: float, order:
         target: Any = JanusTarget(model, ids, mask, guidance_scale=scale, max_draft_nodes=SIDE)
     else:
         target = emu3_target(model, requests, scale)
-    count, streams = LINES[family].num_places, RandomStreams.from_seeds(requests)
-    result = new_run(target, max_new_tokens=count, sampling=SAMPLING, streams=streams, order=order).finish()
+    count = LINES[family].num_places
+    result = decoded(target, count, SAMPLING, requests, order=order)
     assert result.trace.row_tokens == result.lengths.tolist() == [count] * len(requests)
     assert [len(origins) for origins in result.trace.token_origins] == result.trace.row_tokens
     return result.tokens.tolist()
@@ -165,10 +163,8 @@ def test_pictures_of_several_sizes_are_those_of_full_forward_passes(models, rule
     target = emu3_target(model, [0, 1, 2], 3.0, grids)
     assert isinstance(target.lines, MixedGrids) and [*target.lines.rows] == lines
     most, places = target.lines.num_places, [each.num_places for each in lines]
-    result = new_run(
-        target, max_new_tokens=most, sampling=SAMPLING, streams=RandomStreams.from_seeds([0, 1, 2]),
-        row_tokens=torch.tensor(places), order=replace(rule, lines=target.lines),
-    ).finish()  # fmt: skip
+    asked = {"row_tokens": torch.tensor(places), "order": replace(rule, lines=target.lines)}
+    result = decoded(target, most, SAMPLING, **asked)
     assert result.lengths.tolist() == result.trace.row_tokens == places
     for request, (rows, columns) in enumerate(grids):
         windows = tuple(min(each, columns) for each in each_window(rule.window))
@@ -178,10 +174,3 @@ def test_pictures_of_several_sizes_are_those_of_full_forward_passes(models, rule
         assert not result.tokens[request, places[request] :].any()
         assert result.trace.rows_fed[request] == expected["fed"]
         assert result.trace.row_passes[request] == expected["passes"]
-
-
-def test_rows_of_emu3_are_offered_to_methods(models):
-    components = emu3_models.Emu3Components(models["emu3"], emu3_target(models["emu3"], [0], 3.0), Reuse())
-    for name in ("zipar", "pjd", "vvs-rows"):
-        method = resolve_method(name).build(components)
-        assert method.order is not None and method.order.lines.num_places == LINES["emu3"].num_places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,21 @@ class Emu3Target(TokenImageTarget):
         if negative_input_ids is not None:
             prompts.append((negative_input_ids, negative_attention_mask))
         super().__init__(model, vocabulary_of(EMU3, model), prompts, decoder=EMU3.decoder, **settings)
+
+
+def target(
+    model: Emu3ForConditionalGeneration,
+    scale: float = 3.0,
+    nodes: int = 1,
+    requests: list[int] | slice = slice(None),
+    grids: Sequence[tuple[int, int]] = ((ROWS, COLUMNS),),
+) -> Emu3Target:
+    """Of some of `PROMPTS`, led away from `AWAY`."""
+    asked, away = ([each[requests] for each in tokens(texts)] for texts in (PROMPTS, [AWAY] * len(PROMPTS)))
+    return Emu3Target(
+        model, *asked, negative_input_ids=away[0], negative_attention_mask=away[1], guidance_scale=scale,
+        max_draft_nodes=nodes, grids=grids,
+    )  # fmt: skip
 
 
 class Emu3Components(TokenImageComponents):

@@ -15,7 +15,12 @@ from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.token_images import TokenImagePipeline
 
-SIZES = {"emu3": emu3_models.SIZE, "glm_image": {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}}
+SIZES = {
+    "emu3": emu3_models.SIZE,
+    "glm_image": {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH},
+    **{family: {"height": 32, "width": 64} for family in ("anole", "emu3_5", "liquid")},
+    "lumina_mgpt_2": {"height": 32, "width": 32},
+}
 """Arguments of a call for a small picture, where the usual one is large."""
 
 

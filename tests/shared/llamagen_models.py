@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 
 CONDITION_LENGTH = 5
+LENGTHS = [5, 3, 1]
+"""Of captions in a batch."""
 
 
 def make_model(**changes: Any) -> LlamaGenTransformer:
@@ -38,3 +41,13 @@ def make_model(**changes: Any) -> LlamaGenTransformer:
 
 def valid_mask(lengths: list[int], total: int = CONDITION_LENGTH) -> Tensor:
     return torch.arange(total) >= total - torch.tensor(lengths)[:, None]
+
+
+def ragged_target(
+    model: LlamaGenTransformer, rows: slice = slice(None), guidance_scale: float = 3.0, nodes: int = 6
+) -> LlamaGenTarget:
+    """Of captions of several lengths, each embedded by itself, and some of their rows."""
+    captions = torch.randn(len(LENGTHS), CONDITION_LENGTH, 12, generator=torch.Generator().manual_seed(1))[rows]
+    embeds = torch.cat([model.embed_condition(caption_embeds=row[None].to(model.dtype)) for row in captions])
+    mask = valid_mask(LENGTHS)[rows]
+    return LlamaGenTarget(model, embeds, mask, guidance_scale=guidance_scale, max_draft_nodes=nodes)

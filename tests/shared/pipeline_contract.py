@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from seeds import seeded
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdecode.sampling import Tag, draw_tokens
 from vargen.base.errors import UserError
@@ -131,10 +131,6 @@ class PipelineContract:
     grid: ClassVar[tuple[int, int]] = (4, 4)
     side: ClassVar[int] = 2
 
-    def decoder(self, pipeline: Any) -> nn.Module:
-        """The module that every forward pass calls once."""
-        raise NotImplementedError
-
     def draw(self, pipeline: Any, rows: Sequence[int] = (0, 1, 2), seed: int = 1, **settings: Any) -> Any:
         """Pictures of some of the prompts, each with its own seed."""
         generators = seeded(*(seed + row for row in rows))
@@ -173,7 +169,7 @@ class PipelineContract:
     def test_the_trace_and_the_callback_see_every_pass(self, pipeline: Any, method: str) -> None:
         calls: list[int] = []
         seen: list[tuple[int, list[int], dict[str, Tensor]]] = []
-        with self.decoder(pipeline).register_forward_hook(lambda *_: calls.append(1)):
+        with pipeline._decoder_layers[0].register_forward_hook(lambda *_: calls.append(1)):
             output = self.draw(
                 pipeline,
                 method=method,

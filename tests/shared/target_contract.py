@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +32,15 @@ def p_value(components: Any, method: str, options: Any, sampling: SamplingConfig
         drafter = ForcedTokensDrafter(drafter, target.forced_tokens, target.vocab_size)
     tokens = run(target, drafter, sampling, verifier=players.verifier).tokens
     return chi_square_p_value(tokens, probabilities, target.vocab_size)
+
+
+def picture_probabilities(of_next: Callable[[Tensor], Tensor], codes: int, places: int) -> Tensor:
+    """[V ** N] float64 of every picture, where `of_next` tells the probabilities [R, V] behind tokens [R, n]."""
+    joint = torch.ones(1, dtype=torch.float64)
+    for length in range(places):
+        before = torch.tensor([*itertools.product(range(codes), repeat=length)]).long()
+        joint = (joint[:, None] * of_next(before)).flatten()
+    return joint
 
 
 class TargetContract:

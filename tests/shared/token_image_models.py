@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from official_layout import fill_by_rule, golden
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from vqgans import vq_config
 
@@ -138,6 +140,30 @@ def tiny_vqvae(family: TokenImageFamily) -> VQModel:
     with torch.no_grad():
         network.quantize.embedding.weight.normal_()
     return network
+
+
+@torch.no_grad()
+def slowly(
+    pipeline: Any, rows: list[list[int]], weights: Sequence[Sequence[float]], grid: tuple[int, int]
+) -> tuple[list[int], Tensor]:
+    """Greedy tokens by the authors' formulas, and the guided logits [N, C] of all codes at every place.
+
+    Every row is run anew for every token, without a cache and without padding.
+
+    Args:
+        rows: ids of the prompt of each row of guidance.
+        weights: of the logits of these rows, at every place; the last stay.
+    """
+    model, ids, tokens, seen = pipeline.model, pipeline.vocabulary.ids, list[int](), []
+    for place in range(pipeline.family.num_tokens(grid)):
+        guided = torch.zeros(())
+        for row, weight in zip(rows, weights[min(place, len(weights) - 1)], strict=True):
+            fed = torch.tensor([row + ids[tokens].tolist()])
+            guided = guided + weight * model.lm_head(model.model(input_ids=fed).last_hidden_state[0, -1])
+        seen.append(guided[ids[:CODES]].float())
+        ends = pipeline.vocabulary.has_row_end and place % (grid[1] + 1) == grid[1]
+        tokens.append(CODES if ends else int(seen[-1].argmax()))
+    return tokens, torch.stack(seen)
 
 
 SMALL_VQ = {

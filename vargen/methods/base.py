@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
@@ -42,6 +42,17 @@ TASKS: dict[Task, str] = {"image": "pictures", "video": "videos"}
 
 AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
 Network = TypeVar("Network", covariant=True)
+
+
+@contextmanager
+def refusals(where: str = "") -> Iterator[None]:
+    """Turn ValueErrors of the core about a model, its arguments or a method's into UserErrors that begin like this."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{where}{error}") from error
 
 
 @dataclass(frozen=True)
@@ -86,15 +97,9 @@ class MethodConfig(Settings):
         killed and continued."""
         return [name for name, value in self.to_dict().items() if value == AUTO]
 
-    @contextmanager
-    def _errors_by_name(self) -> Iterator[None]:
+    def _errors_by_name(self) -> AbstractContextManager[None]:
         """ValueErrors of the players become UserErrors that name the method."""
-        try:
-            yield
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"method {self.name}: {error}") from error
+        return refusals(f"method {self.name}: ")
 
 
 def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> AnyConfig:

@@ -418,17 +418,6 @@ def random_streams(
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Turn ValueErrors of the core about a model or its arguments into UserErrors."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-@contextmanager
 def finite_logits(first: int, of_what: str) -> Iterator[None]:
     """Turn the core's error about logits into a user's, which counts pictures from `first`."""
     try:

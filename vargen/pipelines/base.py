@@ -29,7 +29,7 @@ from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace
 from specdecode.tree import TokenTree
 from vargen.base.errors import UserError
-from vargen.methods.base import ImageMethodConfig, NamedMethod
+from vargen.methods.base import ImageMethodConfig, NamedMethod, refusals
 from vargen.methods.catalogue import resolve_method
 from vargen.models.components import SINGLE_BATCH
 from vargen.models.known_pictures import PictureInput
@@ -41,7 +41,6 @@ from vargen.pipelines.arguments import (
     PictureRequest,
     check_prompts,
     finite_logits,
-    refusals,
 )
 from vargen.pipelines.call_types import check_arguments, check_evaluating, check_module
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import Emu3ForConditionalGeneration, Emu3Processor
 
 from vargen.base.errors import UserError
+from vargen.methods.base import refusals
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of
-from vargen.pipelines.arguments import refusals
 from vargen.pipelines.token_images import TokenImages
 from vargen.pipelines.transformers import Prompts
 

@@ -32,7 +32,7 @@ from vargen.checkpoints.finite import check_component_weights, check_pixels
 from vargen.checkpoints.model_folder import check_model_folder, check_pipeline_class, has_torch_files
 from vargen.checkpoints.offloading import check_device_map, move_offloaded
 from vargen.checkpoints.transformers_folder import checked_arguments, hub_arguments, unloadable
-from vargen.methods.base import Method, NamedMethod
+from vargen.methods.base import Method, NamedMethod, refusals
 from vargen.models.components import BatchSlot
 from vargen.models.glm_image.glm_image_components import GlmImageComponents
 from vargen.models.glm_image.glm_image_target import GlmImageTarget
@@ -46,7 +46,6 @@ from vargen.pipelines.arguments import (
     check_prompts,
     negative_prompts,
     random_streams,
-    refusals,
 )
 from vargen.pipelines.base import CallResult, PicturePipeline
 from vargen.pipelines.call_types import check_arguments

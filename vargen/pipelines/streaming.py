@@ -22,8 +22,9 @@ from specdecode.runs.continuous import FinishedRow, decode_queue
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
+from vargen.methods.base import refusals
 from vargen.models.components import SINGLE_BATCH, BatchSlot
-from vargen.pipelines.arguments import Interrupted, PictureRequest, StepCallback, finite_logits, refusals
+from vargen.pipelines.arguments import Interrupted, PictureRequest, StepCallback, finite_logits
 from vargen.pipelines.call_types import check_evaluating
 from vargen.pipelines.compilation import compile_time_apart
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
@@ -573,7 +573,7 @@ class TokenImagePipeline(TokenImages):
 
 def _left_padded(rows: Sequence[Tensor]) -> Prompts:
     """Token ids [T] of several texts as int64 [B, T] and their mask, padded on the left."""
-    length = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (length - len(row), 0)) for row in rows])
-    mask = torch.stack([F.pad(torch.ones_like(row), (length - len(row), 0)) for row in rows])
+    ids, mask = (
+        pad_sequence([*each], batch_first=True, padding_side="left") for each in (rows, map(torch.ones_like, rows))
+    )
     return ids, mask

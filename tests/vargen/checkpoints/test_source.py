@@ -9,9 +9,8 @@ from unittest.mock import Mock
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
-from refusals import refused
+from refusals import raised, refused
 
-from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
 from vargen.checkpoints.source import find_files, is_hub_name
 
@@ -61,8 +60,7 @@ def test_another_cache_is_looked_into_and_a_token_shown(offline_cache, tmp_path,
     (tmp_path / "mine").mkdir()
     snapshot = put(tmp_path / "mine", "1" * 40, "{}", "main")
     assert find_files(NAME, cache_dir=tmp_path / "mine", local_files_only=True).samefile(snapshot)
-    with pytest.raises(UserError, match="cannot be reached to fetch it; leave out local_files_only, or name a folder"):
-        find_files(NAME, local_files_only=True)
+    refused("cannot be reached to fetch it; leave out local_files_only, or", find_files, NAME, local_files_only=True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download := Mock(return_value=str(snapshot)))
     find_files(NAME, token="hf_mine")
     assert download.call_args.kwargs["token"] == "hf_mine"
@@ -108,8 +106,7 @@ def test_a_full_disk_and_an_interrupt_stay_what_they_are(monkeypatch):
         (KeyboardInterrupt(), "not fetched whole yet; the same command continues the download"),
     ):
         monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
-        with pytest.raises(type(error), match=match):
-            find_files(NAME)
+        raised(type(error), match, find_files, NAME)
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,27 @@
 """LANTERN's drafters for Chameleons: published names against a forward in the published form, and trees of the loop."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from published_drafters import DIM, HEAD_DIM, HEADS, WIDTH, published_forward, published_weights, write_published
 from refusals import raised, refused
+from synthetic import decoded
+from token_image_models import tiny_family, tiny_model
 from torch import Tensor
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 from watching_eagle import Watching
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
-from specdecode.loop import decode
-from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.cli import main
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.convert_draft_head import convert_lantern_drafter
 from vargen.drafters.transformers_draft_head import ChameleonDraftHead
-from vargen.models.guided_target import GuidedTarget
+from vargen.models.token_images.grammar import vocabulary_of
+from vargen.models.token_images.token_image_target import TokenImageTarget
 
-VOCAB, TOKENS = 31, 12
+FAMILY, VOCAB, TOKENS = tiny_family("anole"), 9_216, 12
 CONFIG = {
     "model_type": "chameleon", "hidden_size": DIM, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
     "intermediate_size": WIDTH, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "num_hidden_layers": 1,
@@ -91,37 +90,14 @@ def test_other_drafters_are_refused(tmp_path, config, change, message):
 # Beside a target ------------------------------------------------------------------------------------------------------
 
 
-def tiny_model() -> ChameleonForConditionalGeneration:
-    torch.manual_seed(0)
-    config = ChameleonConfig(
-        vocab_size=VOCAB, hidden_size=DIM, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
-        num_key_value_heads=HEADS, vocabulary_map={"<image>": 3},
-        vq_config={"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "num_embeddings": 2},
+def target_of(model: Any, guidance_scale: float, max_draft_nodes: int = 1) -> TokenImageTarget:
+    """Pictures of a tiny Anole after prompts of unlike lengths."""
+    ids = torch.tensor([[0, 1, 35, 36, 34], [0, 0, 1, 37, 34], [1, 38, 39, 40, 34]])
+    prompts = [(ids, (ids > 0).long()), (torch.tensor([[34]] * 3), None)]
+    return TokenImageTarget(
+        model, vocabulary_of(FAMILY, model), prompts, grids=[(3, 4)], guidance_scale=guidance_scale,
+        max_draft_nodes=max_draft_nodes,
     )  # fmt: skip
-    model = ChameleonForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in (*model.model.layers.parameters(), model.lm_head.weight, model.model.embed_tokens.weight):
-            parameter.normal_(std=0.4)
-    return model
-
-
-class CodesTarget(GuidedTarget):
-    """Draws the tokens 4 to 23 of a tiny Chameleon after prompts of unlike lengths, null rows below them."""
-
-    def __init__(self, model: ChameleonForConditionalGeneration, guidance_scale: float, max_draft_nodes: int) -> None:
-        self.set_guidance(guidance_scale, torch.device("cpu"))
-        prompts = [[1, 25, 26, 24], [1, 27, 24], [1, 28, 29, 30, 24], *([[24]] * 3 if self.is_guided else [])]
-        prompt_ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (5 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        self.ids = torch.arange(4, 24)
-        embed = model.get_input_embeddings()
-        super().__init__(
-            model, attention_mask=mask, inputs_embeds=embed(prompt_ids), max_new_tokens=TOKENS,
-            max_draft_nodes=max_draft_nodes, vocab_size=len(self.ids), decoder=model.model,
-            output_head=lambda states: model.lm_head(states)[..., self.ids],
-            embed=partial(lambda tokens: embed(self.ids[tokens])),
-        )  # fmt: skip
-        self.prompt_ids = prompt_ids
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
@@ -129,15 +105,12 @@ class CodesTarget(GuidedTarget):
 def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale):
     weights = chameleon_weights()
     drafter = convert_lantern_drafter(write_published(tmp_path / "published", weights, CONFIG), tmp_path / "out")
-    model, size = tiny_model(), DraftSize(7, 3)
-    target = CodesTarget(model, guidance_scale, size.total_tokens)
+    model, size = tiny_model(FAMILY), DraftSize(7, 3)
+    target = target_of(model, guidance_scale, size.total_tokens)
     shape = DynamicTree(3)
     head = ChameleonDraftHead(drafter, target, EagleDrafter.most_new_pairs(shape, size))
     eagle = Watching(head, shape, FixedDraftSize(size))
-    settings: dict[str, Any] = {"max_new_tokens": TOKENS, "sampling": SamplingConfig(temperature=0)}
-    streams = RandomStreams.from_seeds([1, 2, 3])
-    fast = decode(target, streams=streams, drafter=eagle, **settings)
-    plain = decode(CodesTarget(model, guidance_scale, 1), streams=streams, **settings)
+    fast, plain = decoded(target, TOKENS, drafter=eagle), decoded(target_of(model, guidance_scale), TOKENS)
     assert torch.equal(fast.tokens, plain.tokens)
 
     halves, prompt, checked = target.rows_per_sequence, head.features(eagle.prompt), 0
@@ -162,10 +135,10 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
 
 
 def test_a_drafter_of_another_model_is_refused():
-    target = CodesTarget(tiny_model(), 1.0, 1)
+    target = target_of(tiny_model(FAMILY), 1.0)
     sizes: dict[str, Any] = {"dim": DIM, "num_attention_heads": HEADS, "intermediate_size": WIDTH, "vocab_size": VOCAB}
     for name, size, message in (
-        ("vocab_size", 32, "vocabulary of 32 tokens, this model has 31"),
+        ("vocab_size", 32, "vocabulary of 32 tokens, this model has 9,216"),
         ("dim", 32, "32 channels"),
     ):
         refused(message, ChameleonDraftHead, ChameleonHead(**sizes | {name: size}).eval(), target, 4)

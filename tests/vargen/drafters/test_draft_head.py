@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from random_chains import token_paths
 from refusals import refused
+from synthetic import decoded
 from torch import Tensor
 from watching_eagle import Watching
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.loop import decode
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.transformer_layers import CONDITION_POSITION
 from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
@@ -78,9 +79,7 @@ def test_every_tree_is_what_a_forward_without_cache_would_draft(tiny_pipeline, s
     target = build_target(tiny_pipeline, guidance_scale, size.total_tokens)
     head = LlamaGenDraftHead(drafter, target, EagleDrafter.most_new_pairs(shape, size))
     eagle = Watching(head, shape, FixedDraftSize(size), "top")
-    result = decode(
-        target, max_new_tokens=16, sampling=SamplingConfig(), streams=RandomStreams.from_seeds([1, 2, 3]), drafter=eagle
-    )
+    result = decoded(target, 16, SamplingConfig(), drafter=eagle)
     assert result.trace.drafted > 0
     prompt = head.features(eagle.prompt)
     mask = target.condition_mask
@@ -92,18 +91,14 @@ def test_every_tree_is_what_a_forward_without_cache_would_draft(tiny_pipeline, s
             if length >= 12:  # the oracle has no positions past the picture's end
                 continue
             done = result.tokens[row, :length].tolist()
-            condition = prompt[row][mask[row]]
+            condition, paths = prompt[row][mask[row]], [(), *token_paths(tree, row)]
             for node in range(tree.num_nodes):
                 children = tree.tokens[row, tree.parents[row] == node].tolist()
                 if not children or int(tree.depth[row, node]) > 3:
                     continue
-                path, above = [], node
-                while above > 0:
-                    path.append(int(tree.tokens[row, above]))
-                    above = int(tree.parents[row, above])
                 # The newest token is a pair of the target's feature before it, so one feature less than tokens.
                 features = eagle.known[row][: length - 1]
-                logits = slow_logits(drafter, target, condition, features, done + path[::-1])
+                logits = slow_logits(drafter, target, condition, features, [*done, *paths[node]])
                 best = logits.topk(len(children)).indices.tolist()
                 assert sorted(children) == sorted(best), (row, length, node)
                 checked += 1
@@ -113,13 +108,12 @@ def test_every_tree_is_what_a_forward_without_cache_would_draft(tiny_pipeline, s
 @pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig()], ids=["greedy", "sampling"])
 @torch.no_grad()
 def test_rows_that_diverge_and_end_apart_equal_plain_decoding(tiny_pipeline, sampling):
-    streams = RandomStreams.from_seeds([1, 2, 3])
-    plain = decode(build_target(tiny_pipeline, 3.0, 1), max_new_tokens=16, sampling=sampling, streams=streams)
+    plain = decoded(build_target(tiny_pipeline, 3.0, 1), 16, sampling)
     size, shape = DraftSize(20, 4), DynamicTree(6)
     target = build_target(tiny_pipeline, 3.0, size.total_tokens)
     head = LlamaGenDraftHead(build_drafter(tiny_pipeline), target, EagleDrafter.most_new_pairs(shape, size))
     drafter = EagleDrafter(head, shape, FixedDraftSize(size))
-    fast = decode(target, max_new_tokens=16, sampling=sampling, streams=streams, drafter=drafter)
+    fast = decoded(target, 16, sampling, drafter=drafter)
     assert torch.equal(plain.tokens, fast.tokens)
     assert len({tuple(lengths) for lengths in fast.trace.accepted_lengths}) > 1
 

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
+from llamagen_models import LENGTHS, make_model, ragged_target
+from refusals import raised
 from torch import Tensor, nn
 
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
-LENGTHS = [5, 3, 1]
 DEPTHS = [None, [1, 2]]
 DTYPES = [torch.float32, torch.bfloat16]
 PAIRS = 4
@@ -40,16 +39,12 @@ class Fed:
 
     def __init__(self, parts: Any, rows: slice = slice(None), guidance_scale: float = 3.0) -> None:
         model, drafter = parts
-        caption = torch.randn(len(LENGTHS), CONDITION_LENGTH, 12, generator=torch.Generator().manual_seed(1))[rows]
-        embeds = torch.cat([model.embed_condition(caption_embeds=row[None].to(model.dtype)) for row in caption])
-        target = LlamaGenTarget(
-            model, embeds, valid_mask(LENGTHS)[rows], guidance_scale=guidance_scale, max_draft_nodes=4
-        )
+        target = ragged_target(model, rows, guidance_scale)
         self.head = LlamaGenDraftHead(drafter, target, 2 * PAIRS)
         first = self.head.start(target.prefill())
         self.tokens = torch.randint(29, (len(LENGTHS), PAIRS), generator=torch.Generator().manual_seed(2))[rows]
-        causal = torch.ones(len(caption), 3, 3, dtype=torch.bool).tril()
-        output = target.forward(self.tokens[:, :3], causal, torch.arange(3).expand(len(caption), -1))
+        causal = torch.ones(len(self.tokens), 3, 3, dtype=torch.bool).tril()
+        output = target.forward(self.tokens[:, :3], causal, torch.arange(3).expand(len(self.tokens), -1))
         self.features = torch.cat((first, self.head.features(output)), 1)  # [B, PAIRS, F]
 
     def chain(self, step: int) -> tuple[Tensor, Tensor]:
@@ -120,5 +115,4 @@ def test_a_pair_has_the_same_bits_however_it_is_fed(served, dtype, feature_layer
 def test_a_token_that_does_not_exist_is_an_error(own_kernels):
     fed = Fed(networks(None, torch.float32))
     fed.tokens[1, 0] = 29
-    with pytest.raises(IndexError, match="vocabulary"):
-        fed.chain(1)
+    raised(IndexError, "vocabulary", fed.chain, 1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from PIL import Image
+from refusals import raised
 
 from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.cli import main
@@ -72,8 +73,8 @@ def test_rows_in_flight_have_lines_of_their_own():
 
 
 def test_a_grid_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="one of 3 x 3 has 9 tokens, but row 0 has 16"):
-        draw_trace(Image.new("RGB", (8, 8)), build_trace(), 0, (3, 3))
+    given = Image.new("RGB", (8, 8)), build_trace(), 0, (3, 3)
+    raised(ValueError, "one of 3 x 3 has 9 tokens, but row 0 has 16", draw_trace, *given)
 
 
 def test_the_command_writes_one_beside_each_picture(tiny_model_folder, tmp_path, monkeypatch):

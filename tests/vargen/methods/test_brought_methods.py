@@ -98,10 +98,7 @@ def test_a_class_is_named_by_its_module(monkeypatch):
     assert resolve_method({"name": "at_hand:Own", "patience": 3}) == module.Own(3)
     assert resolve_method("own", {"patience": 3}) == module.Own(3), "its own name stands for it from then on"
     assert read_method_list("ar,at_hand:Own", {"own.patience": 4}, "methods", resolve_method)["own"] == module.Own(4)
-    for named, said in {
-        "at_hand:Impostor": "as one that is",
-        "at_hand:other": "is no class",
-        "a:B": "imported",
-    }.items():
+    wrong = {"at_hand:Impostor": "as one that is", "at_hand:other": "is no class", "a:B": "imported"}
+    for named, said in wrong.items():
         refused(said, resolve_method, named)
     refused("must be a name", resolve_method, {"patience": 3})

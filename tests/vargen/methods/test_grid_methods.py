@@ -8,37 +8,25 @@ from refusals import refused
 from seeds import seeded
 from tiny_pipelines import GRID
 
-from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.glm_image.glm_image_components import GlmImageComponents
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
-METHODS = {
-    "zipar": resolve_method("zipar", {"window": 2}),
-    "zipar, adaptive": resolve_method("zipar", {"window": [1, 2], "adaptive": True}),
-    "pjd": resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
-    "vvs-rows": resolve_method("vvs-rows", {"opens_after": [2, 3], "guesses": 3, "max_visits": 2}),
-}
 
 
-def arguments(rows: list[int], method: ImageMethodConfig) -> dict[str, Any]:
-    return {
-        "prompt": [PROMPTS[row] for row in rows],
-        "generator": seeded(*rows),
-        "method": method,
-        "output_type": "latent",
-    }
+def draw(pipeline: Any, rows: list[int], name: str, options: dict[str, Any] | None = None) -> Any:
+    method, prompts = resolve_method(name, options), [PROMPTS[row] for row in rows]
+    return pipeline(prompts, generator=seeded(*rows), method=method, output_type="latent")
 
 
 @pytest.mark.parametrize("window", range(1, GRID + 1))
 def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline, window):
-    method = resolve_method("zipar", {"window": window})
-    together = tiny_pipeline(**arguments([0, 1, 2], method))
+    together = draw(tiny_pipeline, [0, 1, 2], "zipar", {"window": window})
     assert together.trace.target_passes == GRID + (GRID - 1) * window
     stand_ins = GRID - 1 if window < GRID else 0
     assert together.trace.rows_fed == [GRID**2 - 1 + stand_ins] * 3
     for row in range(3):
-        assert torch.equal(tiny_pipeline(**arguments([row], method)).tokens[0], together.tokens[row])
+        assert torch.equal(draw(tiny_pipeline, [row], "zipar", {"window": window}).tokens[0], together.tokens[row])
 
 
 @pytest.mark.parametrize(
@@ -53,8 +41,8 @@ def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline,
     ids=str,
 )
 def test_a_row_that_waits_for_the_whole_row_above_is_plain_decoding(tiny_pipeline, name, options):
-    plain = tiny_pipeline(**arguments([0, 1, 2], resolve_method("ar")))
-    assert torch.equal(tiny_pipeline(**arguments([0, 1, 2], resolve_method(name, options))).tokens, plain.tokens)
+    plain = draw(tiny_pipeline, [0, 1, 2], "ar")
+    assert torch.equal(draw(tiny_pipeline, [0, 1, 2], name, options).tokens, plain.tokens)
 
 
 def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny_pipeline):
@@ -70,7 +58,7 @@ def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny
             {"opens_after": [1, 3], "guesses": 2, "guessed_columns": 3},
         ),
     ):
-        one, other = (tiny_pipeline(**arguments([0, 1], resolve_method(name, each))) for each in (given, as_if))
+        one, other = (draw(tiny_pipeline, [0, 1], name, each) for each in (given, as_if))
         assert torch.equal(one.tokens, other.tokens) and one.trace.row_passes == other.trace.row_passes
 
 
@@ -82,10 +70,10 @@ def test_settings_that_do_not_fit_are_one_line(tiny_pipeline):
         ("vvs-rows", {"columns": 16, "opens_after": [4, 17]}, r"opens_after must be at most .*columns \(16\), got 17$"),
         ("vvs-rows", {"opens_after": GRID + 1}, f"^vvs-rows.opens_after {least}"),
     ):
-        refused(message, lambda name=name, given=options: tiny_pipeline(**arguments([0], resolve_method(name, given))))
+        refused(message, draw, tiny_pipeline, [0], name, options)
 
 
 def test_a_model_that_offers_no_grid_is_refused_by_name():
     components = GlmImageComponents.__new__(GlmImageComponents)  # its weights do not matter
-    for method in METHODS.values():
-        refused("because GLM-Image offers no grid", method.build, components)
+    for name in ("zipar", "pjd", "vvs-rows"):
+        refused("because GLM-Image offers no grid", resolve_method(name).build, components)

@@ -34,12 +34,7 @@ def sizer_after_drawing(prompts: list[str]) -> Any:
     pipeline = build_tiny_pipeline().to(torch.float64)
     for seed in range(12):
         plain, drawn = (
-            pipeline(
-                prompts,
-                method=method,
-                generator=seeded(*(seed + row for row in range(len(prompts)))),
-                output_type="latent",
-            )
+            pipeline(prompts, method=method, generator=seeded(*range(seed, seed + len(prompts))), output_type="latent")
             for method in ("ar", "jacobi")
         )
         assert torch.equal(plain.tokens, drawn.tokens)

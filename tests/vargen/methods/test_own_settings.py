@@ -33,7 +33,6 @@ def own_folder(drafting_pipeline: LlamaGenPipeline, tmp_path_factory: pytest.Tem
 
 def test_a_name_stands_for_what_the_model_prefers(own_folder, drafting_pipeline):
     pipeline = LlamaGenPipeline.from_pretrained(own_folder)
-    pipeline.set_progress_bar_config(disable=True)
     for name, settings in OWN.items():
         explicit = resolve_method(name, settings)
         tokens = [
@@ -68,13 +67,8 @@ def test_bare_vvs_skips_on_windows_where_the_model_says_nothing_else():
 
 def test_commands_resolve_as_the_pipeline_does(own_folder):
     pipeline, resolve = LlamaGenPipeline.from_pretrained(own_folder), describe_model(own_folder).resolve_method
-    for name, options in (
-        ("eagle", None),
-        ("vvs", {"threshold": 0.2}),
-        ("sjd", {}),
-        ("lantern", {"depth": 2}),
-        ("ar", {}),
-    ):
+    asked = {"eagle": None, "vvs": {"threshold": 0.2}, "sjd": {}, "lantern": {"depth": 2}, "ar": {}}
+    for name, options in asked.items():
         assert resolve(name, options) == pipeline.resolve_method(name, options)
     assert resolve("sjd", None).to_dict()["window"] == 15, "sixteen do not fit a picture of sixteen tokens"
 

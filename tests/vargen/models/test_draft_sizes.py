@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,13 +107,10 @@ def test_a_damaged_file_is_measured_anew(ask, content):
     assert path.read_bytes() != content and path.read_bytes()[:20] == good[:20]
 
 
-def test_graphs_have_few_widths(ask):
+def test_graphs_have_few_widths_and_of_many_sizes_powers_of_two_are_timed(ask):
     assert ask(MeasuredDraftSizes(), most_sizes=1) == FixedDraftSize(SIZES[1]) and not ask.probed
     many = [DraftSize(1 + depth, depth) for depth in range(1, 8)]
     assert ask(MeasuredDraftSizes(), many, most_sizes=3).candidates == (many[0], many[3], many[6])
-
-
-def test_of_many_sizes_powers_of_two_are_timed(ask):
     many = [DraftSize(nodes, 2) for nodes in range(3, 11)]
     assert ask(MeasuredDraftSizes(), many).costs.nodes == (1, 2, 4, 8, 10)
 
@@ -132,14 +130,11 @@ def test_the_place_follows_the_environment(monkeypatch):
 
 
 def test_without_a_home_costs_are_measured_and_torch_does_the_work(ask, monkeypatch):
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     for name in ("VARGEN_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "of nobody")  # what is loaded is remembered by it
     monkeypatch.setenv("VARGEN_KERNELS", "auto")
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     with pytest.warns(RuntimeWarning, match=r"there is no home directory; set VARGEN_CACHE to a folder\. PyTorch"):
         assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12) and build.library() is None
     refused("there is no home directory; set VARGEN_CACHE to a folder", cache_folder)

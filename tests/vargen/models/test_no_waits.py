@@ -44,15 +44,6 @@ def _janus(nodes: int) -> JanusTarget:
     return JanusTarget(janus_models.make(), *janus_models.prompts(), guidance_scale=3.0, max_draft_nodes=nodes)
 
 
-def _emu3(nodes: int) -> emu3_models.Emu3Target:
-    away, mask = emu3_models.tokens([emu3_models.AWAY] * len(emu3_models.PROMPTS))
-    return emu3_models.Emu3Target(
-        emu3_models.make(), *emu3_models.tokens(emu3_models.PROMPTS), negative_input_ids=away,
-        negative_attention_mask=mask, guidance_scale=3.0, max_draft_nodes=nodes,
-        grids=[(emu3_models.ROWS, emu3_models.COLUMNS)],
-    )  # fmt: skip
-
-
 def _lumina_mgpt_2(nodes: int) -> TokenImageTarget:
     """With a scale that decays."""
     family = token_image_models.tiny_family("lumina_mgpt_2")
@@ -69,7 +60,7 @@ def _glm_image(nodes: int) -> GlmImageTarget:
 FAMILIES: dict[str, Callable[[int], Any]] = {
     "llamagen": _llamagen,
     "janus": _janus,
-    "emu3": _emu3,
+    "emu3": lambda nodes: emu3_models.target(emu3_models.make(), nodes=nodes),
     "lumina_mgpt_2": _lumina_mgpt_2,
     "glm_image": _glm_image,
 }

@@ -5,7 +5,7 @@ Janus draws codes alone; with Emu3 a row begins behind an end-of-row token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import janus_models
 import pytest
 import torch
 import torch.nn.functional as F
-from emu3_models import AWAY, COLUMNS, PROMPTS, ROWS, Emu3Target
+from emu3_models import AWAY, COLUMNS, PROMPTS, ROWS
 from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from synthetic import decoded
 from torch import Tensor
@@ -44,10 +44,8 @@ class TransformersPasses(FullPasses):
     model: Any
     prompts: list[Tensor]
     scale: float
-
-    def step(self, prompt: Tensor, ids: Tensor, **arguments: Any) -> Tensor:
-        """Logits [1, T + n, V] after a prompt [1, T] and tokens [1, n]."""
-        raise NotImplementedError
+    step: Callable[..., Tensor]
+    """Logits [1, T + n, V] after a prompt [1, T] and tokens [1, n]."""
 
     def logits(self, ids: Tensor, places: Tensor, seen: Tensor) -> Tensor:
         rows = []
@@ -94,22 +92,12 @@ class Emu3Passes(TransformersPasses):
         return F.pad(super().logits(ids, places, seen), (0, 1), value=-torch.inf)
 
 
-def emu3_target(
-    model: Any, requests: list[int], scale: float, grids: Sequence[tuple[int, int]] = ((ROWS, COLUMNS),)
-) -> Emu3Target:
-    (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
-    return Emu3Target(
-        model, ids[requests], mask[requests], negative_input_ids=away[requests],
-        negative_attention_mask=away_mask[requests], guidance_scale=scale, max_draft_nodes=8, grids=grids,
-    )  # fmt: skip
-
-
 def tokens_of(family: str, model: Any, requests: list[int], scale: float, order: RowWindows | None) -> list[list[int]]:
     if family == "janus":
         ids, mask = (each[requests] for each in janus_models.prompts())
         target: Any = JanusTarget(model, ids, mask, guidance_scale=scale, max_draft_nodes=SIDE)
     else:
-        target = emu3_target(model, requests, scale)
+        target = emu3_models.target(model, scale, 8, requests)
     count = LINES[family].num_places
     result = decoded(target, count, SAMPLING, requests, order=order)
     assert result.trace.row_tokens == result.lengths.tolist() == [count] * len(requests)
@@ -160,7 +148,7 @@ def test_pictures_of_several_sizes_are_those_of_full_forward_passes(models, rule
     """A window longer than a picture's rows is a whole row there."""
     grids, model = [(2, 5), (4, 2), (ROWS, COLUMNS)], models["emu3"]
     lines = [Lines(rows * (columns + 1) - 1, columns, row_end=CODES) for rows, columns in grids]
-    target = emu3_target(model, [0, 1, 2], 3.0, grids)
+    target = emu3_models.target(model, 3.0, 8, grids=grids)
     assert isinstance(target.lines, MixedGrids) and [*target.lines.rows] == lines
     most, places = target.lines.num_places, [each.num_places for each in lines]
     asked = {"row_tokens": torch.tensor(places), "order": replace(rule, lines=target.lines)}

@@ -7,6 +7,7 @@ code is tried in `tests/specdecode/graphs/test_static_step.py`.
 import os
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import emu3_models
 import family_pipelines
@@ -176,13 +177,10 @@ def test_what_cannot_be_compiled_is_refused(tiny_pipeline, monkeypatch, tmp_path
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     with monkeypatch.context() as nowhere:
-        nowhere.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _no_compiler)
+        none = Mock(side_effect=RuntimeError("No working C++ compiler found"))  # as torch's own
+        nowhere.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
         refused(r"compile needs a C\+\+ compiler, and there is none; install", check_compiler, torch.device("cpu"))
     refused("compile needs Triton on a GPU", check_compiler, torch.device("cuda"))
-
-
-def _no_compiler() -> str:
-    raise RuntimeError("No working C++ compiler found")  # as torch's own
 
 
 def test_compiled_code_is_kept_where_the_cache_is(monkeypatch, tmp_path):

@@ -12,12 +12,12 @@ from diffusers import GlmImagePipeline
 from glm_image_models import CODES, HEIGHT, PROMPTS, WIDTH
 from PIL import Image
 from pipeline_contract import PipelineContract
+from random_heads import save_random_head
 from refusals import refused
 from seeds import seeded
 from torch import Tensor
 from transformers import GlmImageProcessor
 
-from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
@@ -42,10 +42,7 @@ def pipeline(pipe: GlmImagePipeline) -> GlmImagePriorPipeline:
 @pytest.fixture(scope="module")
 def by_diffusers(pipe: GlmImagePipeline) -> dict[bool, tuple[Tensor, Any, Any]]:
     """Greedy priors, without and with pictures."""
-    return {
-        given: glm_image_models.by_diffusers(pipe, PROMPTS, image=PICTURES if given else None)
-        for given in (False, True)
-    }
+    return {bool(image): glm_image_models.by_diffusers(pipe, PROMPTS, image=image) for image in (None, PICTURES)}
 
 
 def codes(pipeline: GlmImagePriorPipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
@@ -54,10 +51,8 @@ def codes(pipeline: GlmImagePriorPipeline, prompt: str | list[str], seeds: list[
 
 def test_a_head_drafts_and_the_priors_stay(pipeline, tmp_path):
     """A random one, in float64; and a teacher sees what decoding sees."""
-    torch.manual_seed(0)
-    drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=4)
-    drafter.save_pretrained(tmp_path)
-    tree = resolve_method("eagle", {"drafter": str(tmp_path), "total_tokens": 8, "depth": 2, "tree_top_k": 3})
+    head = save_random_head(tmp_path, CODES)
+    tree = resolve_method("eagle", {"drafter": head, "total_tokens": 8, "depth": 2, "tree_top_k": 3})
     plain = codes(pipeline, PROMPTS, [1, 2, 3], temperature=0)
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], temperature=0, method=tree), plain)
 
@@ -158,7 +153,6 @@ def test_a_folder_is_loaded_and_saved_in_the_layout_of_diffusers(saved, tmp_path
 def test_priors_alone_need_no_diffusion(saved):
     nothing = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer", "scheduler"))
     bare = GlmImagePriorPipeline.from_pretrained(saved, **nothing)
-    bare.set_progress_bar_config(disable=True)
     bare.processor = glm_image_models.processor()
     assert codes(bare, PROMPTS, [1, 2, 3]).shape == (3, 10)
     refused(r'output_type must be "latent" \(codes\): the pipeline has no tokenizer', bare, PROMPTS, **SIZE)
@@ -181,16 +175,10 @@ class TestGlmImage(PipelineContract):
         ({"width": 0}, "width must be at least 32, got 0"),
         ({"guidance_scale": 5.0}, "guidance_scale must be at most 1 .* the autoregressive part of GLM-Image has no"),
         ({"prompt": PROMPTS, "image": PICTURES[0]}, "images must be List"),
-        (
-            {"image": Image.new("RGB", (66, 48))},
-            "image of 66 x 48 pixels is no whole number of tokens; resize it to 64",
-        ),
+        ({"image": Image.new("RGB", (66, 48))}, "of 66 x 48 pixels is no whole number of tokens; resize it to 64"),
     )
     test_known_tokens_are_the_prefix_of_plain_decoding = None  # it takes pictures in prompts
     test_a_saved_pipeline_makes_the_same_pictures = None  # its small previews are of no class of transformers
-
-    def decoder(self, pipeline: Any) -> Any:
-        return pipeline.vision_language_encoder.model.language_model
 
     def test_codes_of_the_picture_follow_the_preview(self, pipeline):
         output = self.draw(pipeline, method="scd")

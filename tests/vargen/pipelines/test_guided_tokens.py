@@ -6,7 +6,6 @@ from typing import Any
 
 import family_pipelines
 import pytest
-import token_image_models
 import torch
 from counted_graphs import CountedGraphs
 from refusals import refused
@@ -19,14 +18,7 @@ from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 PROMPTS = ["a dog", "a red cat runs under the rain", "the dog runs on sand"]
 GUIDED = 6
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llamagen": {},
-    "llamagen by kernels": {},
-    "janus": {},
-    "emu3": {"height": 24, "width": 32},
-    "emu3_5": {"height": 32, "width": 64},
-    "lumina_mgpt_2": {"height": 32, "width": 32},
-}
+FAMILIES = ("llamagen", "llamagen by kernels", "janus", "emu3", "emu3_5", "lumina_mgpt_2")
 """Without and with ends of rows, and with a scale that decays."""
 METHODS = {
     "ar": resolve_method("ar"),
@@ -36,7 +28,7 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -59,7 +51,8 @@ def pipeline(request: pytest.FixtureRequest, family: str, built: Any) -> Any:
 
 
 def settings_of(family: str) -> dict[str, Any]:
-    return {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 0, "output_type": "latent", **FAMILIES[family]}
+    size = family_pipelines.SIZES.get(family, {})
+    return {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 0, "output_type": "latent", **size}
 
 
 def draw(pipeline: Any, family: str, method: Any = "ar", rows: Any = (0, 1, 2), **settings: Any) -> torch.Tensor:
@@ -91,12 +84,8 @@ def test_later_tokens_are_drawn_without_guidance(pipeline, family):
     greedy, scd = {"temperature": 0.0, "guided_tokens": GUIDED}, resolve_method("scd", {"window": 4})
     assert torch.equal(draw(pipeline, family, scd, **greedy), draw(pipeline, family, **greedy))
     if family not in ("emu3_5", "lumina_mgpt_2"):  # as if a callback had turned guidance off, which feeds both rows
-
-        def turn_off(pipe: Any, step: int, lengths: Any, tensors: Any) -> None:
-            if step == GUIDED - 1:
-                pipe._guidance_scale = 1.0
-
-        assert torch.equal(drawn, draw(pipeline, family, callback_on_step_end=turn_off))
+        off = {"callback_on_step_end": lambda pipe, step, *_: setattr(pipe, "_guidance_scale", 4.0 - 3 * (step > 4))}
+        assert torch.equal(drawn, draw(pipeline, family, **off))
 
 
 def test_a_draft_across_the_last_guided_token_is_judged_by_place():
@@ -126,11 +115,10 @@ def test_other_rows_are_left_out(pipeline, family, monkeypatch):
 
 def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch):
     """Anole has three rows where a prompt holds a picture."""
-    tokenizer = token_image_models.tiny_tokenizer(token_image_models.tiny_family("anole"))
     pipeline = family_pipelines.build("anole")
     pipeline.model.double()
-    words = [tokenizer(text, add_special_tokens=False).input_ids for text in ("<s> a dog", "a dog <racm3:break>")]
-    asked = torch.tensor([[words[0][0], 8_197, 4, 9, 17, 8_196, *words[1]]])
+    start, *words = pipeline.tokenizer("<s> a dog <racm3:break>", add_special_tokens=False).input_ids
+    asked = torch.tensor([[start, 8_197, 4, 9, 17, 8_196, *words]])
     fed: list[int] = []
 
     def drawn(**more: Any) -> torch.Tensor:

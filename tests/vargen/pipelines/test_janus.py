@@ -66,14 +66,12 @@ def test_eager_attention_in_float32():
     model, (ids, mask) = janus_models.make().float(), janus_models.prompts()
     model.set_attn_implementation("eager")
     bare = JanusPipeline(model)
-    bare.set_progress_bar_config(disable=True)
     made = bare(input_ids=ids, attention_mask=mask, temperature=0, method="scd", output_type="latent")
     assert torch.equal(made.tokens, janus_models.by_generate(model, ids, mask, 5.0))
 
 
 def test_tokens_may_be_given_instead_of_prompts(pipeline, tokens_of_prompts, by_transformers):
     bare = JanusPipeline(pipeline.model)
-    bare.set_progress_bar_config(disable=True)
     images, tokens, _ = bare(**tokens_of_prompts, temperature=0, return_dict=False)
     assert torch.equal(tokens, by_transformers[0])
     assert all(np.array_equal(made, wanted) for made, wanted in zip(images, by_transformers[1], strict=True))
@@ -82,11 +80,8 @@ def test_tokens_may_be_given_instead_of_prompts(pipeline, tokens_of_prompts, by_
 
 def test_what_a_call_does_not_say_is_as_generate_takes_it():
     pipeline = build("janus")
-    assert torch.equal(
-        codes(pipeline, PROMPTS, [1, 2, 3]),
-        codes(pipeline, PROMPTS, [1, 2, 3], guidance_scale=5.0, temperature=1.0, top_k=50, top_p=1.0),
-    )
-    plain = codes(pipeline, PROMPTS, [1, 2, 3])
+    plain, stated = codes(pipeline, PROMPTS, [1, 2, 3]), {"guidance_scale": 5.0, "temperature": 1.0, "top_p": 1.0}
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], top_k=50, **stated), plain)
     pipeline.model.generation_config.top_k = 2
     assert not torch.equal(codes(pipeline, PROMPTS, [1, 2, 3]), plain)
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], top_k=50), plain)
@@ -124,6 +119,8 @@ def test_folders_that_cannot_draw_are_refused(tmp_path, tiny_model_folder):
 # ---------------------------------------------------------------------------------------------------------------------
 # Arguments
 
+GIVEN = {"prompt": None, "input_ids": torch.ones(1, 3).long()}
+
 
 class TestJanus(PipelineContract):
     """See `PipelineContract`."""
@@ -136,19 +133,10 @@ class TestJanus(PipelineContract):
         ({"prompt": " ".join(["dog"] * 60)}, r"\d+ tokens; in the model's context of 64 there is room for 48"),
         ({"prompt": None, "input_ids": torch.ones(2, 3)}, "input_ids must be int64"),
         ({"prompt": None, "input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 19, got 99"),
-        (
-            {"prompt": None, "input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 4)},
-            r"attention_mask must be \[1, 3\], got \[1, 4\]",
-        ),
-        (
-            {"prompt": None, "input_ids": torch.ones(1, 3).long(), "attention_mask": torch.tensor([[1, 1, 0]])},
-            "attention_mask must be 0 at padding on the left",
-        ),
+        ({**GIVEN, "attention_mask": torch.ones(1, 4)}, r"attention_mask must be \[1, 3\], got \[1, 4\]"),
+        ({**GIVEN, "attention_mask": torch.tensor([[1, 1, 0]])}, "attention_mask must be 0 at padding on the left"),
         ({"height": 512}, "height must be 16, the only size this model makes, got 512"),
     )
-
-    def decoder(self, pipeline: Any) -> Any:
-        return pipeline.model.model.language_model
 
 
 def test_a_model_that_cannot_be_served_is_refused(pipeline):

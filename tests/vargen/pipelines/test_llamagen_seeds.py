@@ -24,9 +24,7 @@ def codes(pipeline: LlamaGenPipeline, prompt: str | list[str], seeds: list[int],
 @pytest.fixture(scope="module")
 def pipeline() -> LlamaGenPipeline:
     """In float64; tests must leave it as it is."""
-    made = build_tiny_pipeline().to(torch.float64)
-    made.set_progress_bar_config(disable=True)
-    return made
+    return build_tiny_pipeline().to(torch.float64)
 
 
 class TestLlamaGen(PipelineContract):
@@ -38,9 +36,6 @@ class TestLlamaGen(PipelineContract):
         ({"height": 64}, "height must be 8, the only size this model makes, got 64"),
         ({"class_labels": 3}, "class_labels cannot be used: the model is text-conditional; give prompt"),
     )
-
-    def decoder(self, pipeline: Any) -> Any:
-        return pipeline.transformer
 
 
 @pytest.mark.parametrize("guided", [True, False])

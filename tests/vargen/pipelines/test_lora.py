@@ -65,8 +65,7 @@ CUBE = {"prompt": "a red cube"}
 
 
 def drawn(pipeline: Any, arguments: dict[str, Any] = CUBE, method: str = "ar") -> Tensor:
-    tokens: Tensor = pipeline(**arguments, temperature=0, method=method, output_type="latent").tokens
-    return tokens
+    return pipeline(**arguments, temperature=0, method=method, output_type="latent").tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -149,11 +148,8 @@ def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(two_ad
     scaling = dict(layer.scaling)
     pipeline.fuse_lora(scale, fused)
     pipeline.fuse_lora(7.0, fused)  # these are fused already
-    names = active if fused is None else [*fused]
-    wanted = before["transformer_blocks.0.attn.to_qkv.weight"] + sum(
-        scale * asked[name] * deltas[name] for name in names
-    )
-    torch.testing.assert_close(layer.get_base_layer().weight, wanted)
+    added = sum(scale * asked[name] * deltas[name] for name in (active if fused is None else fused))
+    torch.testing.assert_close(layer.get_base_layer().weight, before["transformer_blocks.0.attn.to_qkv.weight"] + added)
     for call in (lambda: pipeline.set_adapters("a", 0.25), pipeline.disable_lora):
         refused("while adapters are fused; call unfuse_lora first, or unload_lora_weights", call)
     pipeline.unfuse_lora()
@@ -186,9 +182,7 @@ def test_arguments_of_adapters_are_named(tmp_path):
         refused("is not loaded; loaded are a", pipeline.set_adapters, name)
     pipeline.disable_lora()
     for names in (None, "a"):
-        refused(
-            "fuse_lora needs an adapter that is on; call .* or enable_lora", pipeline.fuse_lora, adapter_names=names
-        )
+        refused("needs an adapter that is on; call .* or enable_lora", pipeline.fuse_lora, adapter_names=names)
     pipeline.enable_lora()
     pipeline.fuse_lora()  # and the layers of another one would add nothing
     refused("load_lora_weights cannot change a .* adapters are fused", pipeline.load_lora_weights, folder, "b")

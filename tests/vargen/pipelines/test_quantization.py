@@ -29,24 +29,33 @@ PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone o
 def copied(own_kernels: None, drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
     """A LlamaGen of its own, to be quantized."""
     parts = {name: copy.deepcopy(part) for name, part in drafting_pipeline.components.items()}
-    pipeline = LlamaGenPipeline(**parts, default_guidance_scale=3.0, default_top_k=0)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return LlamaGenPipeline(**parts, default_guidance_scale=3.0, default_top_k=0)
 
 
 def draw(pipeline: Any, method: str, temperature: float, count: int = 2, size: Any = (), **options: object) -> Tensor:
-    generators = seeded(*(3 + row for row in range(count)))
-    settings: dict[str, Any] = {"generator": generators, "temperature": temperature, "output_type": "latent"}
-    prompts = [*PROMPTS, "two cones"][:count]
-    return pipeline(prompts, method=resolve_method(method, options), **settings, **dict(size)).tokens
+    asked = {"generator": seeded(*range(3, 3 + count)), "temperature": temperature, "output_type": "latent"}
+    prompts, chosen = [*PROMPTS, "two cones"][:count], resolve_method(method, options)
+    return pipeline(prompts, method=chosen, **asked, **dict(size)).tokens
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [(torch.float32, "int8"), (torch.bfloat16, "int8-dynamic")])
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "tiles"),
+    [
+        (torch.float32, "int8", "auto"),
+        (torch.bfloat16, "int8-dynamic", "auto"),
+        (torch.bfloat16, None, "off"),
+        (torch.bfloat16, None, "plain"),
+    ],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_exact_methods_draw_the_tokens_of_plain_decoding(copied, served, dtype, temperature, quantization):
+def test_exact_methods_draw_the_tokens_of_plain_decoding(
+    copied, served, monkeypatch, dtype, temperature, quantization, tiles
+):
+    monkeypatch.setenv("VARGEN_TILES", tiles)
     for part in (copied.transformer, copied.drafter, copied.draft_model):
         nn.Module.to(part, dtype)
-    copied.quantize(quantization)
+    if quantization is not None:
+        copied.quantize(quantization)
     plain = draw(copied, "ar", temperature)
     assert torch.equal(draw(copied, "jacobi", temperature, window=5), plain)
     if temperature == 0:
@@ -55,7 +64,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(copied, served, dtype, 
     assert served and all(served)
 
 
-@pytest.mark.parametrize(("temperature", "quantization"), [(0.0, None), (1.0, "int8-dynamic")])
+@pytest.mark.parametrize(("temperature", "quantization"), [(0.0, None), (1.0, None), (1.0, "int8-dynamic")])
 def test_by_tiles_windows_of_any_size_draw_the_tokens_of_plain_decoding(
     own_kernels, served, monkeypatch, temperature, quantization
 ):
@@ -79,8 +88,7 @@ def test_by_tiles_other_families_draw_the_tokens_of_plain_decoding(own_kernels, 
     pipeline = family_pipelines.build(family)
     pipeline.model.float()
     pipeline.quantize("int8-dynamic")
-    sizes = {"janus": {}, "emu3": {"height": 40, "width": 48}}
-    size = sizes.get(family, {"height": 64, "width": 32})
+    size = {"height": 40, "width": 48} if family == "emu3" else family_pipelines.SIZES.get(family, {})
     for count in (1, 3):
         plain = draw(pipeline, "ar", 1.0, count, size)
         for window in {1, 5, plain.shape[1] - 1}:

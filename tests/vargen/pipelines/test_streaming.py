@@ -8,14 +8,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import raised, refused
 from streamed import FIGURES, check_stream, streamed
 
 from vargen.base.errors import NotFiniteError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.pipelines.streaming import FinishedPicture
 
 PROMPTS = [
     "a cone",
@@ -42,18 +41,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def pipeline(drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
     """In float64, so that no tie is so near that another batch's rounding decides it."""
-    exact = copy.deepcopy(drafting_pipeline).to(torch.float64)
-    exact.set_progress_bar_config(disable=True)
-    return exact
-
-
-def draw(
-    pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
-) -> list[FinishedPicture]:
-    prompts = [PROMPTS[seed % len(PROMPTS)] for seed in seeds]
-    return streamed(
-        pipeline, prompts, seeds, batch_size=batch_size, method=method, **{"output_type": "latent", **other}
-    )
+    return copy.deepcopy(drafting_pipeline).to(torch.float64)
 
 
 def check(
@@ -105,7 +93,8 @@ def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline, continuous):
         assert tensors["tokens"].shape == (rows, 16) and lengths.shape == (rows,)
         seen.append((step, list(tensors["pictures"])))
 
-    draw(pipeline, "jacobi", SEEDS, 2, callback_on_step_end=look, continuous=continuous)
+    watched = {"callback_on_step_end": look, "continuous": continuous, "output_type": "latent"}
+    streamed(pipeline, PROMPTS, SEEDS, batch_size=2, method="jacobi", **watched)
     assert {picture for _, pictures in seen for picture in pictures} - {None} == set(range(5))
     if continuous:
         assert [step for step, _ in seen] == list(range(len(seen)))
@@ -118,11 +107,10 @@ def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline, continuous):
 
 
 def test_bad_numbers_and_bad_arguments_are_told(pipeline, monkeypatch):
-    refused("batch_size must", draw, pipeline, "ar", [0], 0)
+    refused("batch_size must", pipeline.stream, PROMPTS, batch_size=0)
     refused("generator must be one per picture, 2 here", pipeline.stream, PROMPTS[:2], generator=[torch.Generator()])
     refused("class_labels cannot be used", pipeline.stream, PROMPTS, class_labels=[1])
     broken = copy.copy(pipeline)
     broken.transformer = copy.deepcopy(pipeline.transformer)
     broken.transformer.lm_head.weight.data[3] = torch.inf
-    with pytest.raises(NotFiniteError, match=r"picture [12] of the stream"):
-        draw(broken, "ar", range(4), 2)
+    raised(NotFiniteError, "picture [12] of the stream", streamed, broken, PROMPTS, SEEDS, batch_size=2, method="ar")

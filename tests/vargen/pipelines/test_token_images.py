@@ -16,11 +16,9 @@ from PIL import Image
 from pipeline_contract import PipelineContract, check_known_tokens
 from refusals import refused
 from seeds import seeded
-from token_image_models import CODES, GRIDS, PROMPTS
-from torch import Tensor
+from token_image_models import CODES, GRIDS, PROMPTS, slowly
 
 from specdecode.verifiers.grouped import GroupedVerifier
-from vargen.base.errors import UserError
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
@@ -48,9 +46,7 @@ BESIDE = {
 def build(name: str) -> TokenImagePipeline:
     family = token_image_models.tiny_family(name)
     model, tokenizer = token_image_models.tiny_model(family), token_image_models.tiny_tokenizer(family)
-    pipeline = TokenImagePipeline(model, tokenizer, family=family)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return TokenImagePipeline(model, tokenizer, family=family)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -171,11 +167,8 @@ def test_heads_of_lantern_draft_for_chameleons(name, tmp_path):
 
 def with_pixels(pipeline: TokenImagePipeline) -> TokenImagePipeline:
     """The same model beside something that makes pictures, by whose codes some methods compare."""
-    made = TokenImagePipeline(
-        pipeline.model, pipeline.tokenizer, token_image_models.tiny_vqvae(pipeline.family), pipeline.family
-    )
-    made.set_progress_bar_config(disable=True)
-    return made
+    vqvae = token_image_models.tiny_vqvae(pipeline.family)
+    return TokenImagePipeline(pipeline.model, pipeline.tokenizer, vqvae, pipeline.family)
 
 
 class TestAnole(PipelineContract):
@@ -197,9 +190,6 @@ class TestAnole(PipelineContract):
         made = with_pixels(build("anole"))
         made.model.double()
         return made
-
-    def decoder(self, pipeline: TokenImagePipeline) -> Any:
-        return pipeline.model.model
 
 
 def test_known_tokens_are_the_prefix_of_plain_decoding(pipeline):
@@ -332,26 +322,6 @@ def test_prompts_are_those_of_the_authors(pipeline):
 # Anole's and Liquid's rule, slowly
 
 
-@torch.no_grad()
-def slowly(pipeline: TokenImagePipeline, rows: list[tuple[list[int], float]], count: int) -> tuple[list[int], Tensor]:
-    """Codes, greedily, and the guided logits [count, C] of all codes at every place.
-
-    Every row is run anew for every token, without a cache and without padding.
-
-    Args:
-        rows: ids of a prompt and the weight of its logits.
-    """
-    model, first, drawn, seen = pipeline.model, int(pipeline.vocabulary.ids[0]), [], []
-    for _ in range(count):
-        guided = 0
-        for ids, weight in rows:
-            states = model.model(input_ids=torch.tensor([ids + drawn])).last_hidden_state[0, -1]
-            guided = guided + weight * model.lm_head(states)
-        seen.append(guided[first : first + CODES].float())
-        drawn.append(first + int(seen[-1].argmax()))
-    return [token - first for token in drawn], torch.stack(seen)
-
-
 @pytest.mark.parametrize("name", ["anole", "liquid", "simplear"])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_codes_are_those_of_the_rule(name, grid):
@@ -359,7 +329,7 @@ def test_codes_are_those_of_the_rule(name, grid):
     scale = pipeline.family.guidance.scale
     for text in PROMPTS:
         asked, null = (ids_of(pipeline, written.replace("a dog", text)) for written in WRITTEN[name])
-        wanted, logits = slowly(pipeline, [(asked, scale), (null, 1 - scale)], grid[0] * grid[1])
+        wanted, logits = slowly(pipeline, [asked, null], [(scale, 1 - scale)], grid)
         made = draw(pipeline, [text], grid, temperature=0, method="jacobi")
         assert made.images.flatten().tolist() == wanted
         target = pipeline._target([grid], [(torch.tensor([ids]), None) for ids in (asked, null)], guidance_scale=scale)
@@ -383,10 +353,10 @@ def test_pictures_in_a_prompt_have_a_row_of_their_own():
     asked = [ids_of(pipeline, "<s> a dog")[0], *picture, *ids_of(pipeline, "a dog <reserved08706> <racm3:break>")]
     start = asked[0]
     image, null = [start, *picture, 8_197], [start, 8_197]
-    wanted, logits = slowly(pipeline, [(asked, 3.0), (image, 1.2 - 3.0), (null, 1 - 1.2)], 8)
+    wanted, logits = slowly(pipeline, [asked, image, null], [(3.0, 1.2 - 3.0, 1 - 1.2)], GRIDS[0])
     made = pipeline(input_ids=torch.tensor([asked]), temperature=0, output_type="latent", **pixels(pipeline, GRIDS[0]))
     assert made.images.flatten().tolist() == wanted
-    two = slowly(pipeline, [(asked, 3.0), (null, -2.0)], 8)[1]
+    two = slowly(pipeline, [asked, null], [(3.0, -2.0)], GRIDS[0])[1]
     assert not torch.allclose(two, logits, atol=1e-2), "or the third row would not matter"
 
 
@@ -401,18 +371,9 @@ def test_a_scale_decays_as_in_lumina_mgpt_2():
     refused("guidance_scale must be at least 4 for Lumina-mGPT 2.0", pipeline, "a dog", guidance_scale=3.0)
     family = replace(pipeline.family, guidance=replace(pipeline.family.guidance, least=1.01))
     decaying = TokenImagePipeline(pipeline.model, pipeline.tokenizer, family=family)
-    decaying.set_progress_bar_config(disable=True)
     asked, null = (pipeline.encode_prompt(each, GRIDS[2], null=bool(null)) for null, each in enumerate(["a dog", ""]))
-    scales = decaying_scales(20.0, 1.01, 4, 4, 19)
-    rows = [asked[0][0].tolist(), null[0][0].tolist()]
-    ids, drawn = pipeline.vocabulary.ids, []
-    for place, scale in enumerate(scales):
-        logits = []
-        for row in rows:
-            fed = torch.tensor([row + [int(ids[token]) for token in drawn]])
-            logits.append(pipeline.model.lm_head(pipeline.model.model(input_ids=fed).last_hidden_state[0, -1]))
-        guided = logits[1] + scale * (logits[0] - logits[1])
-        drawn.append(CODES if place % 5 == 4 else int(guided[ids[:CODES]].argmax()))
+    weights = [(scale, 1 - scale) for scale in decaying_scales(20.0, 1.01, 4, 4, 19)]
+    drawn, _ = slowly(pipeline, [asked[0][0].tolist(), null[0][0].tolist()], weights, GRIDS[2])
     for method in ("ar", resolve_method("jacobi", {"window": 4})):
         made = draw(decaying, ["a dog"], GRIDS[2], temperature=0, method=method, guidance_scale=20.0)
         assert made.tokens[0].tolist() == drawn
@@ -431,7 +392,6 @@ def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path):
     made = build("lumina_mgpt")
     family, vqvae = made.family, token_image_models.tiny_vqvae(made.family)
     pipeline = TokenImagePipeline(made.model.float(), made.tokenizer, vqvae, family)
-    pipeline.set_progress_bar_config(disable=True)
     settings = {"method": resolve_method("gsd", {"window": 4}), **pixels(pipeline, GRIDS[0])}
     drawn = pipeline(PROMPTS[:2], generator=torch.Generator().manual_seed(3), **settings)
     assert [image.size for image in drawn.images] == [(64, 32)] * 2
@@ -441,12 +401,11 @@ def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path):
     levels = ((wanted.clamp(-1, 1) + 1) * 127.5).permute(0, 2, 3, 1).byte()
     for image, level in zip(drawn.images, levels, strict=True):
         assert (torch.tensor(np.array(image)).int() - level.int()).abs().max() <= 1
-    with pytest.raises(UserError, match=r"vqvae must have the 24 codes of the model, got 16"):
-        TokenImagePipeline(made.model, made.tokenizer, VQModel(num_vq_embeddings=16, norm_num_groups=1), family)
+    parts = made.model, made.tokenizer, VQModel(num_vq_embeddings=16, norm_num_groups=1), family
+    refused("vqvae must have the 24 codes of the model, got 16", TokenImagePipeline, *parts)
     pipeline.save_pretrained(tmp_path)
     assert describe_model(tmp_path).family == "lumina_mgpt"
     again = TokenImagePipeline.from_pretrained(tmp_path, family=family)
-    again.set_progress_bar_config(disable=True)
     repeated = again(PROMPTS[:2], generator=torch.Generator().manual_seed(3), **settings)
     assert torch.equal(repeated.tokens, drawn.tokens)
     assert [*map(Image.Image.tobytes, repeated.images)] == [*map(Image.Image.tobytes, drawn.images)]

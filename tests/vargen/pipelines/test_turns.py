@@ -15,7 +15,6 @@ from refusals import refused
 from seeds import seeded
 from torch import Tensor
 
-from vargen.base.errors import UserError
 from vargen.pipelines.base import beside
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -28,9 +27,7 @@ PATIENCE = 60
 @pytest.fixture(scope="module")
 def pipeline(drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
     """In float64, so that no tie is so near that another batch's rounding decides it."""
-    exact = copy.deepcopy(drafting_pipeline).to(torch.float64)
-    exact.set_progress_bar_config(disable=True)
-    return exact
+    return copy.deepcopy(drafting_pipeline).to(torch.float64)
 
 
 @pytest.fixture
@@ -41,10 +38,8 @@ def elsewhere() -> Iterator[Callable[..., Future[Any]]]:
 
 
 def call(pipeline: Any, number: int = 0, scale: float = SCALE, **arguments: Any) -> Tensor:
-    generator = torch.Generator().manual_seed(number)
     settings = {"guidance_scale": scale, "method": "ar", "output_type": "latent", **arguments}
-    tokens: Tensor = pipeline(PROMPTS[number], generator=generator, **settings).tokens
-    return tokens[0]
+    return pipeline(PROMPTS[number], generator=seeded(number), **settings).tokens[0]
 
 
 def stream(pipeline: Any, scale: float = SCALE, **arguments: Any) -> Any:
@@ -101,16 +96,9 @@ def test_everyone_else_is_refused_while_a_stream_is_open(pipeline, others, elsew
     opened = stream(pipeline)
     first = next(opened)
 
-    def refused() -> str:
-        with pytest.raises(UserError) as caught:
-            others(pipeline)
-        return str(caught.value)
-
-    line = (
-        "pipeline is drawing already (a stream of it is open: finish or close it); draw with `beside(pipeline)` "
-        "meanwhile"
-    )
-    assert {elsewhere(refused).result(PATIENCE), refused()} == {line}
+    line = r"^pipeline is drawing already \(a stream of it is open: finish or close it\); draw with `beside\(pipeline"
+    elsewhere(refused, line, others, pipeline).result(PATIENCE)
+    refused(line, others, pipeline)
     elsewhere(others, beside(pipeline)).result(PATIENCE)
     assert is_each_its_own({each.index: each.tokens for each in [first, *opened]}, pipeline)
     elsewhere(others, pipeline).result(PATIENCE)
@@ -148,41 +136,30 @@ def test_a_copy_of_a_pipeline_that_draws_is_free(pipeline, copied, elsewhere):
 # Drawings within others
 
 
-def end(pipeline: Any, *_: Any) -> None:
-    pipeline._interrupt = True
-
-
-def lead_more(pipeline: Any, *_: Any) -> None:
-    pipeline._guidance_scale = 9.0
-
-
-def fail(*_: Any) -> None:
-    raise ZeroDivisionError
-
-
 def failing(pipeline: Any) -> None:
     with pytest.raises(ZeroDivisionError):
-        call(pipeline, 1, 1.0, callback_on_step_end=fail)
+        call(pipeline, 1, 1.0, callback_on_step_end=lambda *_: 1 / 0)
 
 
+END = {"callback_on_step_end": lambda pipeline, *_: setattr(pipeline, "_interrupt", True)}
+LEAD_MORE = {"callback_on_step_end": lambda pipeline, *_: setattr(pipeline, "_guidance_scale", 9.0)}
 INNER: dict[str, Callable[[Any], Any]] = {
     "more guidance": lambda pipeline: call(pipeline, 1, 6.0),
     "no guidance": lambda pipeline: call(pipeline, 1, 1.0),
-    "guidance of a callback": lambda pipeline: call(pipeline, 1, callback_on_step_end=lead_more),
-    "interrupted": lambda pipeline: call(pipeline, 1, callback_on_step_end=end),
+    "guidance of a callback": lambda pipeline: call(pipeline, 1, **LEAD_MORE),
+    "interrupted": lambda pipeline: call(pipeline, 1, **END),
     "failing": failing,
     "whole stream": lambda pipeline: [*stream(pipeline, 6.0)],
-    "interrupted stream": lambda pipeline: [*stream(pipeline, 6.0, callback_on_step_end=end)],
+    "interrupted stream": lambda pipeline: [*stream(pipeline, 6.0, **END)],
     "stream let go": lambda pipeline: next(stream(pipeline, 6.0)),
 }
 
 
 @pytest.mark.parametrize("inner", [call, lambda pipeline: next(stream(pipeline))], ids=["call", "stream"])
 def test_nothing_is_drawn_within_a_callback(pipeline, inner):
-    with pytest.raises(UserError, match=r"^pipeline is drawing already \(in this callback\); draw with `beside"):
-        call(pipeline, callback_on_step_end=lambda *_: inner(pipeline))
-    with pytest.raises(UserError, match=r"^pipeline is drawing already \(a stream of it is open"):
-        next(stream(pipeline, callback_on_step_end=lambda *_: inner(pipeline)))
+    within = {"callback_on_step_end": lambda *_: inner(pipeline)}
+    refused(r"^pipeline is drawing already \(in this callback\); draw with `beside", call, pipeline, **within)
+    refused(r"^pipeline is drawing already \(a stream of it is open", next, stream(pipeline, **within))
     assert call(pipeline).numel(), "what was refused left nothing behind"
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from random_chains import state_for
 from seeds import seeded
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag
+from specdecode.sampling import SamplingConfig, Tag
 from specdecode.tree import TokenTree
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.schedule import LikenessSchedule
@@ -25,17 +26,14 @@ LIKENESS = {"tree": BUSH, "depth": 3, "children": "sampled", "delta": 0.0, "sche
 
 def drawn_siblings() -> tuple[Draft, DecodeState]:
     """A root with two children, drawn in order and without replacement, as `EagleDrafter` draws them."""
-    streams = RandomStreams.from_seeds(range(ROWS))
+    state = state_for(torch.full((ROWS,), 7), SamplingConfig(), most=16)
     counters = torch.full((ROWS, 1), 7)
-    order = (CHANCES / streams.exponential(Tag.DRAFT, counters, 4)[:, 0]).argsort(dim=1, descending=True)[:, :2]
+    order = (CHANCES / state.streams.exponential(Tag.DRAFT, counters, 4)[:, 0]).argsort(dim=1, descending=True)[:, :2]
     tokens = torch.cat((torch.zeros(ROWS, 1, dtype=torch.int64), order), 1)
     first = CHANCES.expand(ROWS, -1)
     left = first.scatter(1, order[:, :1], 0.0)
     probabilities = torch.stack((torch.zeros_like(first), first, left / left.sum(1, keepdim=True)), 1)
     tree = TokenTree.from_parents(tokens, torch.tensor([[-1, 0, 0]]).expand(ROWS, -1))
-    lengths = torch.full((ROWS,), 7)
-    every = torch.ones(ROWS, dtype=torch.bool)
-    state = DecodeState(torch.zeros(ROWS, 16, dtype=torch.int64), lengths, every, 16, SamplingConfig(), streams)
     return Draft(tree, probabilities), state
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_chains import state_for
 from refusals import raised
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag
+from specdecode.sampling import SamplingConfig, Tag
 from specdecode.tree import TokenTree
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import (
@@ -29,12 +30,8 @@ VOCAB = 9
 CODEBOOK = torch.nn.functional.normalize(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(0)), dim=1)
 
 
-def state_of(lengths: list[int], seed: int = 0) -> DecodeState:
-    batch_size = len(lengths)
-    return DecodeState(
-        torch.zeros(batch_size, 64, dtype=torch.long), torch.tensor(lengths), torch.ones(batch_size, dtype=torch.bool),
-        64, SamplingConfig(), RandomStreams.from_seeds(range(seed, seed + batch_size)),
-    )  # fmt: skip
+def state_of(lengths: list[int]) -> DecodeState:
+    return state_for(torch.tensor(lengths), SamplingConfig(), most=64)
 
 
 @st.composite
@@ -88,30 +85,21 @@ def test_selected_tokens_are_the_start_of_a_leaf_path(draft, choice, truncate):
             assert chosen == best[:count]
 
 
-def test_paths_are_drawn_uniformly_over_leaves_not_nodes():
-    """Three leaves: one bare child, and two below another child."""
-    rows = 6000
-    parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
-    tokens = torch.arange(5).expand(rows, -1)
-    draft = Draft(TokenTree.from_parents(tokens, parents))
-    selection = PathSelector("sample", truncate=False)(draft, state_of([3] * rows))
-    last = selection.path.gather(1, selection.counts[:, None])[:, 0]
-    shares = last.bincount(minlength=5) / rows
-    assert shares[[0, 2]].sum() == 0
-    assert all(abs(float(share) - 1 / 3) < 0.03 for share in shares[[1, 3, 4]])
-
-
-def test_the_drafters_choice_follows_its_probabilities():
-    """Below the root 0.6 and 0.2; below the second 0.3 and 0.1 of it: only shares among siblings count."""
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [("sample", [0, 1 / 3, 0, 1 / 3, 1 / 3]), ("drafter", [0, 3 / 4, 0, 1 / 4 * 3 / 4, 1 / 4 * 1 / 4])],
+)
+def test_paths_are_drawn_uniformly_over_leaves_not_nodes_or_by_the_drafters_probabilities(choice, wanted):
+    """Three leaves: one bare child, and two below another child. Below the root 0.6 and 0.2; below the second 0.3 and
+    0.1 of it: only shares among siblings count."""
     rows = 6000
     parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
     confidence = torch.tensor([[1.0, 0.6, 0.2, 0.2 * 0.3, 0.2 * 0.1]]).log().expand(rows, -1)
     draft = Draft(TokenTree.from_parents(torch.arange(5).expand(rows, -1), parents), confidence=confidence)
-    selection = PathSelector("drafter", truncate=False)(draft, state_of([3] * rows))
+    selection = PathSelector(choice, truncate=False)(draft, state_of([3] * rows))
     last = selection.path.gather(1, selection.counts[:, None])[:, 0]
-    shares = (last.bincount(minlength=5) / rows).tolist()
-    for share, wanted in zip(shares, [0, 3 / 4, 0, 1 / 4 * 3 / 4, 1 / 4 * 1 / 4], strict=True):
-        assert share == pytest.approx(wanted, abs=0.03 if wanted else 0)
+    for share, chance in zip((last.bincount(minlength=5) / rows).tolist(), wanted, strict=True):
+        assert share == pytest.approx(chance, abs=0.03 if chance else 0)
 
 
 @pytest.mark.parametrize("choice", ["sample", "drafter"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from random_chains import state_for
 from refusals import refused
 from seeds import seeded
 from synthetic import decoded
@@ -16,7 +17,7 @@ from torch import Tensor
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, JacobiDrafter
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 from vargen.methods.catalogue import resolve_method
@@ -117,20 +118,12 @@ def test_skipping_saves_passes_and_is_counted(drafting_pipeline, options):
     assert torch.equal(alone.tokens[0], output.tokens[0])
 
 
-def state_of(lengths: list[int]) -> DecodeState:
-    rows = len(lengths)
-    return DecodeState(
-        torch.zeros(rows, 64, dtype=torch.long), torch.tensor(lengths), torch.ones(rows, dtype=torch.bool), 64,
-        SamplingConfig(), RandomStreams.from_seeds(range(rows)),
-    )  # fmt: skip
-
-
 def watched(coupling: str) -> tuple[JacobiDrafter, DecodeState, list[Tensor]]:
     """A drafter after two passes over two rows, and the distributions of both passes."""
     generator = torch.Generator().manual_seed(0)
     sizer = FixedDraftSize(DraftSize(WINDOW + 1, WINDOW))
     drafter = JacobiDrafter(VOCAB, sizer, "repeat", coupling, confident=coupling != "target")
-    state = state_of([1, 1])
+    state = state_for(torch.tensor([1, 1]), SamplingConfig(), torch.zeros(2, 64, dtype=torch.long), most=64)
     drafter.start(TargetOutput(torch.randn(2, 1, VOCAB, generator=generator)), state)
     said = []
     for _ in range(2):
@@ -193,7 +186,7 @@ def test_the_selector_and_the_dynamic_schedule_equal_slow_loops(seed, most, surv
     probabilities = torch.rand(1, 5, VOCAB, generator=generator).softmax(-1)
     confidence = -torch.rand(1, 5, generator=generator).cumsum(1) / 2
     draft = chain(tokens, torch.arange(5)[None] < kept, probabilities, confidence)
-    state = state_of([9])
+    state = state_for(torch.tensor([9]), SamplingConfig())
     taken = 0
     while taken < min(most, kept - 1) and (survival == 0 or confidence[0, taken + 1].exp() >= survival):
         taken += 1
@@ -213,7 +206,7 @@ def test_nothing_is_taken_behind_a_guess_that_has_not_settled():
     """However sure a drafter is of what comes then."""
     sure = torch.tensor([[1.0, 0.9, 0.1, 0.9, 0.9], [1.0, 0.1, 0.9, 0.9, 0.9]]).log()
     draft = chain(torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 5, 2), sure)
-    assert WindowSelector(4, 0.5)(draft, state_of([9, 9])).counts.tolist() == [1, 0]
+    assert WindowSelector(4, 0.5)(draft, state_for(torch.tensor([9, 9]), SamplingConfig())).counts.tolist() == [1, 0]
 
 
 def test_uniform_skipping_needs_no_codebook(drafting_pipeline, monkeypatch):

@@ -1,13 +1,14 @@
 """Janus in the loop draws what transformers draws with it: greedy token for token, sampled in distribution."""
 
-import itertools
 from typing import Any
 
 import janus_models
 import pytest
 import torch
 from janus_models import BOI, BOS, PAD
-from target_contract import TargetContract, p_value
+from random_heads import save_random_head
+from refusals import refused
+from target_contract import TargetContract, p_value, picture_probabilities
 from torch import Tensor
 from transformers import JanusForConditionalGeneration
 from transformers.generation import (
@@ -19,8 +20,6 @@ from transformers.generation import (
 )
 
 from specdecode.sampling import SamplingConfig
-from vargen.base.errors import UserError
-from vargen.drafters.eagle_head import EagleHead
 from vargen.models.janus.janus_components import JanusComponents
 from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
 from vargen.models.janus.vq import intensities
@@ -60,8 +59,9 @@ def test_the_null_prompt_keeps_the_beginnings_of_text_and_image():
 def test_guidance_needs_every_token_of_a_null_prompt():
     model = janus_models.make()
     model.generation_config.generation_kwargs = {}
-    with pytest.raises(UserError, match=r"guidance_scale must be at most 1 .* lacks generation_kwargs.boi_token_id"):
-        JanusTarget(model, *janus_models.prompts(), guidance_scale=3.0)
+    refused(
+        "at most 1 .* generation_kwargs.boi_token_id", JanusTarget, model, *janus_models.prompts(), guidance_scale=3.0
+    )
     JanusTarget(model, *janus_models.prompts(), guidance_scale=1.0)
 
 
@@ -86,13 +86,12 @@ def probabilities(small_model: JanusForConditionalGeneration) -> Tensor:
     """[V ** 4] float64 of every picture, with guidance and filters as transformers applies them."""
     null = [BOS, PAD, PAD, BOI]
     guide = ClassifierFreeGuidanceLogitsProcessor(SCALE)
-    joint = torch.ones(1, dtype=torch.float64)
-    for length in range(4):
-        before = torch.tensor(list(itertools.product(range(CODES), repeat=length))).view(CODES**length, length).long()
+
+    def of_next(before: Tensor) -> Tensor:
         both = torch.cat([janus_models.fresh_logits(small_model, ids, before) for ids in (PROMPT, null)])
-        each = LIBRARY(before, guide(before, both)).softmax(-1)  # [V ** length, V]
-        joint = (joint[:, None] * each).flatten()
-    return joint
+        return LIBRARY(before, guide(before, both)).softmax(-1)
+
+    return picture_probabilities(of_next, CODES, 4)
 
 
 def many(model: JanusForConditionalGeneration) -> JanusComponents:
@@ -103,12 +102,9 @@ def many(model: JanusForConditionalGeneration) -> JanusComponents:
 @pytest.mark.parametrize("name", ["ar", "eagle", "draft-model"])
 def test_pictures_come_as_often_as_they_should(small_model, probabilities, tmp_path, name):
     """By itself, and with drawn children of a random head and of a model much like this one."""
-    torch.manual_seed(0)
     options: dict[str, Any] = {}
     if name == "eagle":
-        drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=2)
-        drafter.save_pretrained(tmp_path)
-        options = {"drafter": str(tmp_path), "tree": [[0], [1], [0, 0]], "children": "sampled"}
+        options = {"drafter": save_random_head(tmp_path, CODES, 2), "tree": [[0], [1], [0, 0]], "children": "sampled"}
     elif name == "draft-model":
         janus_models.disturbed(small_model, 0.05).save_pretrained(tmp_path)
         options = {"draft_model": str(tmp_path), "draft_length": 2}

@@ -97,16 +97,6 @@ def test_geometry_that_nobody_has_is_refused(small_class_weights):
     refused("neither class nor caption", infer_transformer_config, small_class_weights, 4)
 
 
-def test_fused_matrices_keep_their_order(small_class_weights):
-    renamed = convert_transformer_state_dict(small_class_weights)
-    gate, up = renamed["transformer_blocks.1.ff.gate_up_proj.weight"].chunk(2)
-    assert torch.equal(gate, small_class_weights["layers.1.feed_forward.w1.weight"])
-    assert torch.equal(up, small_class_weights["layers.1.feed_forward.w3.weight"])
-    assert torch.equal(
-        renamed["transformer_blocks.0.attn.to_qkv.weight"], small_class_weights["layers.0.attention.wqkv.weight"]
-    )
-
-
 def test_only_the_rotary_table_may_be_surplus(small_text_weights):
     config = infer_transformer_config(small_text_weights, 4) | {"grid_size": 4}
     model = load_transformer(small_text_weights | {"freqs_cis": torch.zeros(25, 4, 2)}, config)

@@ -5,25 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
-from seeds import seeded
+from llamagen_models import CONDITION_LENGTH, LENGTHS, make_model, ragged_target
+from refusals import raised
 from torch import Tensor, nn
 
 from specdecode.roles import TargetOutput
-from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 
-LENGTHS = [5, 3, 1]
 NUM_STEPS, STEP = 3, 3
-
-
-def make_target(model: LlamaGenTransformer, rows: slice = slice(None), guidance_scale: float = 3.0) -> LlamaGenTarget:
-    caption = torch.randn(len(LENGTHS), CONDITION_LENGTH, 12, generator=torch.Generator().manual_seed(1))[rows]
-    embeds = torch.cat([model.embed_condition(caption_embeds=row[None].to(model.dtype)) for row in caption])
-    return LlamaGenTarget(
-        model, embeds, valid_mask(LENGTHS)[rows], guidance_scale=guidance_scale, max_draft_nodes=2 * STEP
-    )
 
 
 def tokens_of(model: LlamaGenTransformer) -> Tensor:
@@ -59,12 +49,12 @@ MODELS = [{}, {"num_key_value_heads": 2}, {"dim": 80}, {"condition_rotary": "ide
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypatch, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
-    fast = logits_by(make_target(model), tokens_of(model), STEP)
+    fast = logits_by(ragged_target(model), tokens_of(model), STEP)
     assert sum(served) == 1 + NUM_STEPS
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
-    plain = logits_by(make_target(model), tokens_of(model), STEP)
+    plain = logits_by(ragged_target(model), tokens_of(model), STEP)
     assert sum(served) == 1 + NUM_STEPS
-    exact = logits_by(make_target(nn.Module.to(model, torch.float64)), tokens_of(model), STEP)
+    exact = logits_by(ragged_target(nn.Module.to(model, torch.float64)), tokens_of(model), STEP)
     error, usual = (fast - exact).abs().max(), (plain - exact).abs().max()
     assert error < (2e-5 if dtype == torch.float32 else 1.25 * usual)
 
@@ -76,13 +66,13 @@ def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypat
 def test_logits_have_the_same_bits_however_tokens_are_fed(served, tiles, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
     tokens = tokens_of(model)
-    one_by_one = logits_by(make_target(model), tokens, 1)
-    assert torch.equal(logits_by(make_target(model), tokens, STEP), one_by_one)
+    one_by_one = logits_by(ragged_target(model), tokens, 1)
+    assert torch.equal(logits_by(ragged_target(model), tokens, STEP), one_by_one)
     for row in range(len(LENGTHS)):
         rows = slice(row, row + 1)
-        assert torch.equal(logits_by(make_target(model, rows), tokens[rows], 2 * STEP), one_by_one[rows])
-    unguided = logits_by(make_target(model, guidance_scale=1.0), tokens, STEP)
-    assert torch.equal(logits_by(make_target(model, slice(0, 1), 1.0), tokens[:1], 1), unguided[:1])
+        assert torch.equal(logits_by(ragged_target(model, rows), tokens[rows], 2 * STEP), one_by_one[rows])
+    unguided = logits_by(ragged_target(model, guidance_scale=1.0), tokens, STEP)
+    assert torch.equal(logits_by(ragged_target(model, slice(0, 1), 1.0), tokens[:1], 1), unguided[:1])
     assert sum(served) == (1 + 9) + (1 + 3) + 3 * (1 + 2) + (1 + 3) + (1 + 9)
 
 
@@ -92,7 +82,7 @@ def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels, threa
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone, *targets = (make_target(model) for _ in range(10))  # captions are torch's
+        alone, *targets = (ragged_target(model) for _ in range(10))  # captions are torch's
         expected = logits_by(alone, tokens_of(model), STEP)
         torch.set_num_threads(threads)  # more than there are cores, perhaps: whoever comes late finds the work done
         assert all(torch.equal(logits_by(target, tokens_of(model), STEP), expected) for target in targets)
@@ -105,7 +95,7 @@ def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels, threa
 def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels, tiles):
     model = nn.Module.to(make_model(), torch.bfloat16)
     tokens = tokens_of(model)
-    target = make_target(model)
+    target = ragged_target(model)
     target.prefill()
     # Two branches below a root, their nodes in turns: 0 - 1 - 3 and 0 - 2 - 4.
     tree = torch.stack((tokens[:, 0], tokens[:, 5], tokens[:, 1], tokens[:, 6], tokens[:, 2]), 1)
@@ -114,54 +104,24 @@ def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels, tiles):
         sees[node] |= sees[parent]
     depths = torch.tensor([0, 1, 1, 2, 2]).expand(len(tokens), -1)
     branch = target.forward(tree, sees.expand(len(tokens), -1, -1), depths).logits[:, [0, 2, 4]]
-    alone = logits_by(make_target(model), tokens[:, :3], 1)[:, 1:]
+    alone = logits_by(ragged_target(model), tokens[:, :3], 1)[:, 1:]
     assert torch.equal(branch, alone)
     sees[4, 3] = True  # a planted fault: a token sees the other branch
     other = target.forward(tree, sees.expand(len(tokens), -1, -1), depths).logits[:, [0, 2, 4]]
     assert torch.equal(other[:, :2], alone[:, :2]) and not torch.equal(other[:, 2], alone[:, 2])
 
 
-@pytest.mark.parametrize(
-    ("temperature", "batch", "tiles"),
-    [(0.0, 2, "off"), (1.0, 2, "off"), (0.0, 3, "plain"), (1.0, 3, "plain"), (1.0, 1, "plain")],
-    indirect=["tiles"],
-)
-def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
-    drafting_pipeline, served, tiles, temperature, batch
-):
-    prompts = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"][:batch]
-
-    def draw(method: str, **options: object) -> Tensor:
-        generators = seeded(*range(3, 3 + batch))
-        settings = {"generator": generators, "temperature": temperature, "output_type": "latent"}
-        return drafting_pipeline(prompts, method=resolve_method(method, options), **settings).tokens
-
-    parts = [drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_model]
-    try:
-        for part in parts:
-            nn.Module.to(part, torch.bfloat16)
-        plain = draw("ar")
-        assert all(torch.equal(draw("jacobi", window=window), plain) for window in (5, 1, 15)[: 3 if batch == 1 else 1])
-        if temperature == 0:
-            assert torch.equal(draw("draft-model", draft_length=3), plain)
-            assert torch.equal(draw("eagle", total_tokens=6, depth=3), plain)
-    finally:
-        for part in parts:
-            nn.Module.to(part, torch.float32)
-    assert sum(served) > 0
-
-
 def test_whatever_stands_in_a_modules_place_is_obeyed_as_long_as_it_stands_there(served):
     model = make_model()
     tokens, linear = tokens_of(model), model.transformer_blocks[0].ff.down_proj
-    fast = logits_by(make_target(model), tokens, STEP)
+    fast = logits_by(ragged_target(model), tokens, STEP)
     passes = sum(served)
     with linear.register_forward_hook(lambda module, inputs, output: output * 0):
-        hooked = logits_by(make_target(model), tokens, STEP)
+        hooked = logits_by(ragged_target(model), tokens, STEP)
     assert sum(served) == passes and not torch.allclose(hooked, fast)
-    assert torch.equal(logits_by(make_target(model), tokens, STEP), fast)
+    assert torch.equal(logits_by(ragged_target(model), tokens, STEP), fast)
     linear.weight.data.zero_()  # weights are read where they lie, whatever became of them
-    torch.testing.assert_close(logits_by(make_target(model), tokens, STEP), hooked)
+    torch.testing.assert_close(logits_by(ragged_target(model), tokens, STEP), hooked)
 
 
 class Halved(nn.Module):
@@ -221,7 +181,7 @@ CHANGES: dict[str, Callable[[LlamaGenTransformer], object]] = {
 def outcome(model: LlamaGenTransformer) -> Tensor | type[Exception]:
     """Logits, or the error that came instead."""
     try:
-        return logits_by(make_target(model), tokens_of(model), STEP)
+        return logits_by(ragged_target(model), tokens_of(model), STEP)
     except Exception as error:
         return type(error)
 
@@ -245,12 +205,11 @@ def test_what_was_changed_is_left_to_the_modules(served, monkeypatch, change):
 @torch.no_grad()
 def test_a_part_that_is_converted_between_two_passes_is_left_to_the_modules(served):
     model = make_model()
-    target = make_target(model)
+    target = ragged_target(model)
     target.prefill()
     assert sum(served) == 1
     model.transformer_blocks[1].attn.to_out.double()
-    with pytest.raises(RuntimeError, match="same dtype"):
-        chain(target, tokens_of(model)[:, :1])
+    raised(RuntimeError, "same dtype", chain, target, tokens_of(model)[:, :1])
     assert sum(served) == 1
 
 
@@ -259,7 +218,7 @@ CONDITION_PLACES = torch.full((1, CONDITION_LENGTH), -1)
 
 @torch.no_grad()
 def condition_pass(model: LlamaGenTransformer, positions: Tensor = CONDITION_PLACES, **asked: Any) -> Any:
-    target, square = make_target(model), torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool)
+    target, square = ragged_target(model), torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool)
     cached = {"kv_cache": target.kv_cache, "kv_length": CONDITION_LENGTH, "attention_mask": square.tril()}
     return model(inputs_embeds=target._condition_embeds, positions=positions, **cached, **asked)
 
@@ -284,9 +243,8 @@ def test_states_of_several_layers_are_those_of_the_modules(served, monkeypatch):
 
 def test_a_slot_that_does_not_exist_is_an_error(own_kernels):
     model = make_model()
-    target = make_target(model)
+    target = ragged_target(model)
     with torch.no_grad():
         target.prefill()
         target.kv_cache.advance(1000)
-        with pytest.raises(IndexError, match="outside"):
-            chain(target, tokens_of(model)[:, :1])
+        raised(IndexError, "outside", chain, target, tokens_of(model)[:, :1])

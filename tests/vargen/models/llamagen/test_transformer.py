@@ -20,7 +20,7 @@ from vargen.drafters.transformer_layers import (
     build_rotary_table,
     condition_attention_mask,
 )
-from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
+from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 
 
 def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> StaticKVCache:
@@ -47,10 +47,6 @@ def test_published_sizes(size, condition_type, millions):
     assert sum(parameter.numel() for parameter in model.parameters()) == round(millions * 1e6)
     assert model.head_dim == {"3B": 100, "7B": 128}.get(size, 64)
     assert model.config.condition_length == (1 if condition_type == "class" else 120)
-
-
-def test_default_width_of_the_feed_forward_layer():
-    assert [default_intermediate_size(dim) for dim in (768, 1024, 1280, 1536, 3200)] == [2048, 2816, 3584, 4096, 8704]
 
 
 @pytest.mark.parametrize(

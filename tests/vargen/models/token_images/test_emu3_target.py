@@ -1,13 +1,11 @@
 """Emu3 in the loop draws what transformers draws with it, and lines end where they end."""
 
-import itertools
-
 import emu3_models
 import pytest
 import torch
-from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
+from emu3_models import CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
 from refusals import refused
-from target_contract import TargetContract, p_value, run
+from target_contract import TargetContract, p_value, picture_probabilities, run
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
 from transformers.generation import (
@@ -21,7 +19,6 @@ from transformers.generation import (
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
-from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.reuse import Reuse
@@ -42,23 +39,12 @@ def drawn(request: pytest.FixtureRequest, model: Emu3ForConditionalGeneration) -
     return request.param, emu3_models.as_drawn(model, emu3_models.by_generate(model, request.param))
 
 
-def build(
-    model: Emu3ForConditionalGeneration, scale: float, kind: type[Emu3Target] = Emu3Target, nodes: int = 1
-) -> Emu3Target:
-    away, mask = emu3_models.tokens([AWAY] * 3)
-    prompts = emu3_models.tokens(PROMPTS)
-    return kind(
-        model, *prompts, negative_input_ids=away, negative_attention_mask=mask, guidance_scale=scale,
-        max_draft_nodes=nodes, **ONES,
-    )  # fmt: skip
-
-
 class TestEmu3Target(TargetContract):
     """See `TargetContract`; the setting is a guidance scale."""
 
     def build(self, setting: float, nodes: int = 1, disturbed: bool = False) -> Emu3Target:
         model = emu3_models.make()
-        return build(emu3_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
+        return emu3_models.target(emu3_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
@@ -92,7 +78,7 @@ LOOSE = {"gsd": {}, "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0}}
 @pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd", "vvs-jacobi"])
 def test_lines_end_where_they_end_and_nowhere_else(model, method, window):
     settings = resolve_method(method, {"window": window, **LOOSE.get(method, {})})
-    target = build(model, 3.0, nodes=settings.max_draft_nodes(14))
+    target = emu3_models.target(model, 3.0, nodes=settings.max_draft_nodes(14))
     players = settings.build(Emu3Components(model, target, Reuse()))
     assert players.drafter is not None
     drafter = ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size)
@@ -104,7 +90,7 @@ def test_lines_end_where_they_end_and_nowhere_else(model, method, window):
 
 def test_logits_leave_one_choice_at_the_end_of_a_line(model):
     """At every offset of a chain, whatever it holds, and whatever was kept before."""
-    target = build(model, 3.0, nodes=9)
+    target = emu3_models.target(model, 3.0, nodes=9)
     target.prefill()
     chain, depths = torch.ones(3, 9, 9).tril().bool(), torch.arange(9).expand(3, -1)
     for committed in range(5):
@@ -119,7 +105,7 @@ def test_logits_leave_one_choice_at_the_end_of_a_line(model):
 @pytest.mark.parametrize("scale", [3.0, 1.0])
 def test_heads_on_the_models_features_hold_the_end_of_a_line_for_least_likely(model, scale):
     """They know no places; where a line ends, `ForcedTokensDrafter` says so."""
-    target = build(model, scale)
+    target = emu3_models.target(model, scale)
     states = torch.randn(3 * target.rows_per_sequence, 5, 32, dtype=torch.float64)
     logits = target.combine(TargetOutput(target.logits(states))).logits
     assert bool((logits.argmin(-1) == CODES).all()) and bool(logits.isfinite().all())
@@ -129,67 +115,47 @@ def test_heads_on_the_models_features_hold_the_end_of_a_line_for_least_likely(mo
 # Sampling: two lines of two codes, each picture of a known probability
 
 FEW, DRAWS, SCALE = 4, 1500, 2.0
-PROMPT, NULL = ["the red dog"], ["sand"]
+PROMPT, NULL = (emu3_models.tokens([text], 2, 2)[0] for text in ("the red dog", "sand"))
 SAMPLING = SamplingConfig(temperature=1.3, top_k=3, top_p=0.9)
 
 
-class _Case:
-    """A small model, one prompt, and what transformers says of every picture of it."""
-
-    def __init__(self) -> None:
-        self.model = emu3_models.make(3, codes=FEW)
-        with torch.no_grad():
-            self.model.lm_head.weight.mul_(0.3)  # no token is sure
-        self.prompt, self.null = (emu3_models.tokens(text, 2, 2)[0] for text in (PROMPT, NULL))
-
-    @torch.no_grad()
-    def probabilities(self) -> Tensor:
-        """[(FEW + 1) ** 5]: guidance, then the constraint, then filters, as `generate` applies them."""
-        vocabulary = self.model.vocabulary_mapping
-        names = torch.tensor([*(vocabulary.img2bpe[code] for code in range(FEW)), vocabulary.eol_token_id])
-        library = LogitsProcessorList(
-            [
-                PrefixConstrainedLogitsProcessor(emu3_models.only_pictures(self.model, 2, 2), 1),
-                TemperatureLogitsWarper(1.3), TopKLogitsWarper(3), TopPLogitsWarper(0.9),
-            ]
-        )  # fmt: skip
-        joint = torch.ones(1, dtype=torch.float64)
-        for length in range(5):
-            before = torch.tensor([*itertools.product(range(FEW + 1), repeat=length)]).long()
-            before = before.view((FEW + 1) ** length, length)
-            asked, away = (
-                self.model(torch.cat((ids.expand(len(before), -1), names[before]), 1)).logits[:, -1].log_softmax(-1)
-                for ids in (self.prompt, self.null)
-            )
-            ids = torch.cat((self.prompt.expand(len(before), -1), names[before]), 1)
-            each = library(ids, away + SCALE * (asked - away)).softmax(-1)[:, names]
-            joint = (joint[:, None] * each).flatten()
-        return joint
-
-    def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, scale: float = SCALE) -> float:
-        target = Emu3Target(
-            self.model, self.prompt.repeat(DRAWS, 1), negative_input_ids=self.null.repeat(DRAWS, 1),
-            guidance_scale=scale, max_draft_nodes=6, grids=[(2, 2)],
-        )  # fmt: skip
-        return p_value(Emu3Components(self.model, target, Reuse()), method, options, SAMPLING, probabilities)
+@pytest.fixture(scope="module")
+def small_model() -> Emu3ForConditionalGeneration:
+    model = emu3_models.make(3, codes=FEW)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.3)  # no token is sure
+    return model
 
 
 @pytest.fixture(scope="module")
-def case() -> _Case:
-    return _Case()
+@torch.no_grad()
+def probabilities(small_model: Emu3ForConditionalGeneration) -> Tensor:
+    """[(FEW + 1) ** 5]: guidance, then the constraint, then filters, as `generate` applies them."""
+    vocabulary = small_model.vocabulary_mapping
+    names = torch.tensor([*(vocabulary.img2bpe[code] for code in range(FEW)), vocabulary.eol_token_id])
+    only_pictures = PrefixConstrainedLogitsProcessor(emu3_models.only_pictures(small_model, 2, 2), 1)
+    filters = TemperatureLogitsWarper(1.3), TopKLogitsWarper(3), TopPLogitsWarper(0.9)
+    library = LogitsProcessorList([only_pictures, *filters])
 
+    def of_next(before: Tensor) -> Tensor:
+        both = [torch.cat((ids.expand(len(before), -1), names[before]), 1) for ids in (PROMPT, NULL)]
+        asked, away = (small_model(ids).logits[:, -1].log_softmax(-1) for ids in both)
+        return library(both[0], away + SCALE * (asked - away)).softmax(-1)[:, names]
 
-@pytest.fixture(scope="module")
-def probabilities(case: _Case) -> Tensor:
-    return case.probabilities()
+    return picture_probabilities(of_next, FEW + 1, 5)
 
 
 EXACT = [("ar", {}), ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}), ("scd", {"window": 4})]
 
 
 @pytest.mark.parametrize(("method", "options"), EXACT)
-def test_pictures_come_as_often_as_they_should(case, probabilities, method, options):
-    assert case.p_value(method, options, probabilities) > 1e-3
+def test_pictures_come_as_often_as_they_should(small_model, probabilities, method, options):
+    target = Emu3Target(
+        small_model, PROMPT.repeat(DRAWS, 1), negative_input_ids=NULL.repeat(DRAWS, 1), guidance_scale=SCALE,
+        max_draft_nodes=6, grids=[(2, 2)],
+    )  # fmt: skip
+    components = Emu3Components(small_model, target, Reuse())
+    assert p_value(components, method, options, SAMPLING, probabilities) > 1e-3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -197,18 +163,17 @@ def test_pictures_come_as_often_as_they_should(case, probabilities, method, opti
 
 
 def test_codes_are_compared_as_the_tokenizer_looks_them_up(model):
-    components = Emu3Components(model, build(model, 1.0), Reuse())
+    components = Emu3Components(model, emu3_models.target(model, 1.0), Reuse())
     codebook = components.codebook()
     codes = model.model.vqmodel.quantize.embedding.weight.float()
     torch.testing.assert_close(codebook.norm(dim=1), torch.ones(CODES + 1))
     torch.testing.assert_close(codebook[:-1, :4] * codes.norm(dim=1).max(), codes)
     assert torch.equal(codebook[:-1] @ codebook[-1], torch.zeros(CODES)) and components.num_tokens == 14
-    with pytest.raises(UserError, match="drafter: Emu3 came without one; train one with `vargen train drafter`"):
-        resolve_method("eagle").build(components)
+    refused("drafter: Emu3 came without one; train one with `v", resolve_method("eagle").build, components)
 
 
 def test_a_drafter_that_cannot_be_read_is_named(model, tmp_path):
-    components = Emu3Components(model, build(model, 1.0), Reuse())
+    components = Emu3Components(model, emu3_models.target(model, 1.0), Reuse())
     drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
     drafter.norm2.weight.data[1] = torch.nan
     drafter.save_pretrained(tmp_path / "broken")

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from official_layout import golden
+from synthetic import decoded
 from token_image_models import FAMILY_OF, golden_family, golden_folder
 from torch import Tensor
 
-from specdecode.loop import decode
-from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
 from vargen.models.token_images.token_image_loading import load_family_model
@@ -43,21 +42,15 @@ class Golden:
 
     def prompts(self, number: int) -> list[tuple[Tensor, Tensor | None]]:
         """Of both rows, with all that stands before the first code."""
-        case, tensors = self.case(number)
-        begun = self._before_codes(case, tensors)
+        begun, tensors = self.tokens(number)[0], self.case(number)[1]
         both = tensors["input_ids"], tensors["negative_input_ids"]
         return [(torch.cat((ids.reshape(1, -1), begun), 1), None) for ids in both]
 
-    def _before_codes(self, case: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
-        """[1, n]: tokens that the public code drew before the first code, such as a size."""
-        tokens = tensors["tokens"].flatten()
-        first = int(torch.isin(tokens, self.vocabulary.ids[: self.vocabulary.num_codes]).nonzero()[0])
-        return tokens[None, :first]
-
-    def drawn(self, number: int) -> Tensor:
-        """[1, M]: from the first code on."""
-        case, tensors = self.case(number)
-        return tensors["tokens"].reshape(1, -1)[:, self._before_codes(case, tensors).shape[1] :]
+    def tokens(self, number: int) -> tuple[Tensor, Tensor]:
+        """[1, n] that the public code drew before the first code, such as a size, and [1, M] from there on."""
+        tokens = self.case(number)[1]["tokens"].reshape(1, -1)
+        first = int(torch.isin(tokens[0], self.vocabulary.ids[: self.vocabulary.num_codes]).nonzero()[0])
+        return tokens[:, :first], tokens[:, first:]
 
     def target(self, number: int, copies: int = 1, nodes: int = 1) -> TokenImageTarget:
         case = self.case(number)[0]
@@ -78,10 +71,9 @@ def test_tokens_are_those_of_the_public_code(goldens, name, number):
     made, copies = goldens[name], 3 if number == 0 else 1
     target = made.target(number, copies)
     count = target.max_new_tokens
-    streams = RandomStreams.from_seeds(range(copies))
-    tokens = decode(target, max_new_tokens=count, sampling=SamplingConfig(temperature=0), streams=streams).tokens
+    tokens = decoded(target, count).tokens
     tensors, grid = made.case(number)[1], made.grid(number)
-    assert torch.equal(made.vocabulary.text(tokens), made.drawn(number).expand(copies, -1))
+    assert torch.equal(made.vocabulary.text(tokens), made.tokens(number)[1].expand(copies, -1))
     assert torch.equal(made.vocabulary.codes(tokens, *grid)[0], tensors["codes"].view(grid))
     assert count == made.family.num_tokens(grid)
     ends = (target.forced_tokens[0] >= 0).nonzero().flatten().tolist()
@@ -93,7 +85,7 @@ def test_logits_are_those_of_the_public_code(goldens, name, number):
     """Of both rows at every place, forced ones too, when the tokens of the public code are fed."""
     made = goldens[name]
     tensors = made.case(number)[1]
-    drawn, wanted = made.drawn(number), tensors["logits"]  # [1, M], [2, M, picks]
+    drawn, wanted = made.tokens(number)[1], tensors["logits"]  # [1, M], [2, M, picks]
     numbers = {int(number): place for place, number in enumerate(made.vocabulary.ids)}
     fed = torch.tensor([[numbers[int(token)] for token in drawn[0, :-1]]])
     target = made.target(number, nodes=drawn.shape[1])

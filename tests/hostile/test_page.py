@@ -23,8 +23,6 @@ from vargen.demo.app import DemoConfig
 from vargen.demo.models import Models
 from vargen.demo.pictures import read_edit
 
-pytest.importorskip("gradio", reason='the page needs the extra "demo"')
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,6 +37,7 @@ def models(_saved_tiny_pipelines: dict[str, Path]) -> Models:
 
 @pytest.fixture(scope="module")
 def page(models: Models, folder: Path) -> Iterator[Any]:
+    pytest.importorskip("gradio", reason='the page needs the extra "demo"')
     served = app.serve(models, folder)
     port = port_of(served)
     try:

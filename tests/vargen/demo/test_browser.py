@@ -22,7 +22,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 SLOW = 0.1
 """Seconds a step, where something is to be stopped."""
 
-for name in ("gradio", "playwright"):
+for name in ("playwright", "gradio"):  # the one that is seldom there, and fast, first
     pytest.importorskip(name, reason=f"needs {name}")
 has_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 pytestmark = [pytest.mark.browser, has_chromium]

@@ -13,10 +13,7 @@ from vargen.demo.controls import start_and_stop
 from vargen.demo.requests import connect
 from vargen.demo.work import Check, follow
 
-pytest.importorskip("gradio", reason='the page needs the extra "demo"')
-
-import gradio as gr
-import httpx
+httpx = pytest.importorskip("httpx", reason='the page needs the extra "demo"')
 
 
 class Computation:
@@ -90,6 +87,7 @@ def computation() -> Computation:
 
 @pytest.fixture(scope="module")
 def page(computation: Computation) -> Iterator[Any]:
+    gr = pytest.importorskip("gradio", reason='the page needs the extra "demo"')  # two seconds, where it is needed
     with gr.Blocks(analytics_enabled=False) as blocks:
         name, shown, account = gr.Textbox(), gr.HTML(elem_id="shown"), gr.HTML()
         connect(gr, start_and_stop(gr, "Go"), computation, [name], shown, [account], lambda text: [text])

@@ -115,10 +115,8 @@ class VideoHeadConfig:
         Raises:
             ValueError: an unknown kind, a field out of range, or a layer that the target does not have.
         """
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         text = model.config.get_text_config()
-        values = {**KINDS[kind], **changes}
+        values: dict[str, Any] = {"visual": "", **KINDS.get(kind, {}), **changes}
         if values["visual"] == "states" and values.get("visual_layer") is None:
             values["visual_layer"] = max(1, text.num_hidden_layers // 2)
         if not 0 <= (values.get("visual_layer") or 0) <= text.num_hidden_layers:

@@ -90,13 +90,13 @@ class EagleConfig(ImageMethodConfig):
                 raise UserError(f"{self.name}.depth must be at most {shape.max_depth} with this tree, got {self.depth}")
             sizes = [DraftSize(sum(at <= depth for at in shape.depths), depth) for depth in depths]
         else:
-            room, total, levels = max(1, num_tokens - 1), settled.total_tokens, settled.depth
-            pairs = (
-                (nodes if total == AUTO else total, min(depth, room) if levels == AUTO else levels)
-                for nodes, depth in _ACCEPTED_BY_TREE
-            )
-            sizes = [DraftSize(nodes, depth) for nodes, depth in dict.fromkeys(pairs) if depth < nodes]
-            sizes = sizes or [DraftSize(settled.depth + 1, settled.depth)]
+            total, levels, room = settled.total_tokens, settled.depth, max(1, num_tokens - 1)
+            sizes = []
+            for nodes, depth in _ACCEPTED_BY_TREE:
+                nodes = total if isinstance(total, int) else max(nodes, levels + 1 if isinstance(levels, int) else 0)
+                depth = levels if isinstance(levels, int) else min(depth, room, nodes - 1)
+                sizes.append(DraftSize(nodes, depth))
+            sizes = [*dict.fromkeys(sizes)]
         return self._fitting(sizes, "depth", num_tokens)
 
     @property

@@ -197,6 +197,8 @@ def test_seconds_choose_a_size_only_where_no_picture_depends_on_it():
     for config in methods_for("image").values():
         assert (len(sizes_of(config.name)) > 1) == (config.name in ("eagle", "jacobi", "draft-model"))
     assert len(sizes_of("eagle", tree="mc_sim_7b_63")) == 5
+    assert sizes_of("eagle") == ((3, 2), (4, 3), (13, 6), (60, 8)) and sizes_of("eagle", 2)[0] == (3, 1)
+    assert sizes_of("eagle", total_tokens=2) == ((2, 1),) and sizes_of("eagle", depth=5)[:2] == ((6, 5), (13, 5))
     assert len(sizes_of("eagle", tree="mc_sim_7b_63", children="sampled")) == 1
     assert len(sizes_of("draft-model", children="sampled")) == 1
 

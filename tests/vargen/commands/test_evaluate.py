@@ -316,8 +316,8 @@ def scores(folder: Path) -> list[dict[str, Any]]:
 def benchmark(arguments: list[str], tmp_path: Path, name: str, content: str, prompts_format: str) -> list[str]:
     """An evaluation of a benchmark's file, on pictures that are there."""
     (tmp_path / name).write_text(content)
-    without = PRESET.replace("manifold_extractor: clip\nreference: given", "reference: none")
-    (tmp_path / "mine.yaml").write_text(without)
+    preset = PRESET.replace("manifold_extractor: clip\nreference: given", "reference: none")
+    (tmp_path / "mine.yaml").write_text(preset)
     left_out = ("--prompts_file", "--reference", "--methods", "--method_options.sjd.window", "--model")
     kept = without(arguments, *left_out)
     given = ["--prompts_file", str(tmp_path / name), "--prompts_format", prompts_format]

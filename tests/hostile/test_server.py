@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from called_app import client_of, httpx
+from called_app import client_of
 from hostile import Case, check_case, each
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -28,6 +28,7 @@ from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, b
 from vargen.serve.engine import Engine, Job
 
 pytest.importorskip("uvicorn", reason="needs the extra serve")
+httpx = pytest.importorskip("httpx", reason="asks the server")
 
 PLACE, PROMPT = "/v1/images/generations", "a red cube"
 GOOD = json.dumps({"prompt": PROMPT, "seed": 3}).encode()

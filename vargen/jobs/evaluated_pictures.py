@@ -71,8 +71,7 @@ def make_pictures(
         jobs[label].check_identity()
     processes.wait()
 
-    if processes.is_main:
-        warn_of_prompts(pipeline, [*(case.prompt for case in run.cases), options.negative_prompt])
+    warn_of_prompts(pipeline, [*(case.prompt for case in run.cases), options.negative_prompt] * processes.is_main)
     batches = sum(len(job.tokens.batches) for job in jobs.values())
     with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
         warnings.simplefilter("ignore", PromptWarning)

@@ -50,10 +50,9 @@ def warn_of_prompts(pipeline: Any, prompts: Iterable[str | None], **size: Any) -
     """Warn of what will not be read of prompts: of the first problems, and how many there are."""
     texts = [*dict.fromkeys(text for text in prompts if text)]
     problems = pipeline.prompt_problems(texts, **size) if texts else []
-    for problem in problems[:_MOST_TOLD]:
+    told = f"{len(problems)} such warnings in all; see `prompt_problems` of the pipeline"
+    for problem in problems if len(problems) <= _MOST_TOLD else [*problems[:_MOST_TOLD], told]:
         warn(problem, PromptWarning)
-    if len(problems) > _MOST_TOLD:
-        warn(f"{len(problems)} such warnings in all; see `prompt_problems` of the pipeline", PromptWarning)
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,7 @@ class LoraPipeline:
 
     def _loaded(self, adapter_names: str | Sequence[str]) -> list[str]:
         """The names as a list. Raises UserError for one that is not loaded."""
-        is_list = isinstance(adapter_names, Sequence) and not isinstance(adapter_names, str)
-        names: list[Any] = [*adapter_names] if is_list else [adapter_names]
+        names: list[Any] = [*adapter_names] if isinstance(adapter_names, list | tuple) else [adapter_names]
         for name in names:
             if name not in (known := self.get_list_adapters()):
                 raise UserError(f"adapter {name!r} is not loaded; loaded are {', '.join(known) or 'none'}")
@@ -197,9 +196,8 @@ class LoraPipeline:
         self._check_not_quantized("fuse_lora")
         for _, layer in self._adapters():
             fused = [name for name in names if name in layer.scaling and name not in layer.merged_adapters]
-            layer.scaling_unfused = getattr(layer, "scaling_unfused", {}) | {
-                name: layer.scaling[name] for name in fused
-            }
+            own = {name: layer.scaling[name] for name in fused}
+            layer.scaling_unfused = getattr(layer, "scaling_unfused", {}) | own
             for name in fused:
                 layer.scaling[name] *= lora_scale
             if not fused:
@@ -301,10 +299,7 @@ def _check_kind(config: Any, folder: Path) -> None:
     for each in fields(config):
         value = getattr(config, each.name)
         if each.name not in _SERVED and value and value != getattr(usual, each.name):
-            raise UserError(
-                f"adapter {folder} has {each.name} {value!r}, and only plain updates of layers are served; train it "
-                "without"
-            )
+            raise UserError(f"adapter {folder} has {each.name} {value!r}, which is not served; train it without")
     _check_numbers(f"adapter {folder}: lora_alpha", [config.lora_alpha, *(config.alpha_pattern or {}).values()])
     if (first := config.init_lora_weights) not in _KEEPS_WEIGHTS:
         raise UserError(

@@ -123,17 +123,13 @@ def keep_batches(
                         before["prompts"], now = before["prompts"][:both], {**settings, "prompts": asked[:both]}
                     check_identity(path, before, now, holds=holds, argument=argument)
                     tokens = file.get_tensor("tokens")
-                    if written.get("tokens") not in (None, _digest(tokens)):  # earlier versions wrote none
+                    if written.get("tokens") not in (None, digest(tokens.tolist())):  # earlier versions wrote none
                         raise ValueError("its tokens are not those that were written")
             if tokens is None or len(tokens) < len(numbers):
                 tokens = make(numbers)
                 with atomic_path(path) as temporary:
-                    about = {"settings": json.dumps(described), "tokens": _digest(tokens)}
+                    about = {"settings": json.dumps(described), "tokens": digest(tokens.tolist())}
                     save_file({"tokens": tokens}, temporary, metadata=about)
             batches.append(tokens[: len(numbers)])
             shown.update(len(numbers))
     return batches
-
-
-def _digest(tokens: Tensor) -> str:
-    return digest([str(tokens.dtype), tokens.tolist()])

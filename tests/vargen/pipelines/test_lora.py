@@ -199,10 +199,13 @@ LORA: dict[str, Any] = {"r": 2, "target_modules": ["to_qkv"]}
     [
         (lambda: peft.LoHaConfig(r=2, target_modules=["to_qkv"]), "peft_type 'LOHA', and only LORA is served"),
         (lambda: peft.IA3Config(target_modules=["to_qkv"], feedforward_modules=[]), "peft_type 'IA3', and only LORA"),
-        (lambda: peft.LoraConfig(**LORA, modules_to_save=["lm_head"]), "modules_to_save .*, and only plain updates of"),
+        (lambda: peft.LoraConfig(**LORA, modules_to_save=["lm_head"]), "modules_to_save .*, which is not served"),
         (lambda: peft.LoraConfig(**LORA, trainable_token_indices={"token_embedding": [1]}), "trainable_token_indices"),
-        (lambda: peft.LoraConfig(**LORA, bias="all"), "bias 'all', and only plain updates of layers are served"),
-        (lambda: peft.LoraConfig(**LORA, alora_invocation_tokens=[1]), "alora_invocation_tokens .*, and only plain"),
+        (lambda: peft.LoraConfig(**LORA, bias="all"), "bias 'all', which is not served"),
+        (
+            lambda: peft.LoraConfig(**LORA, alora_invocation_tokens=[1]),
+            "alora_invocation_tokens .*, which is not served",
+        ),
         (lambda: peft.LoraConfig(**LORA, lora_alpha=float("nan")), "lora_alpha must be finite numbers, got nan"),
         (lambda: peft.LoraConfig(**LORA, init_lora_weights="pissa"), "init_lora_weights 'pissa', which replaces"),
     ],

@@ -1,6 +1,5 @@
 """What is kept outside the folders that a user names: each place is known, and whole whoever writes or is killed."""
 
-import ast
 import functools
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import source_calls
+from hostile import called, source_calls
 
 from scenes.shipped import WEIGHTS
 from specdecode.drafters.draft_size import DraftSize, StepCosts
@@ -37,7 +36,7 @@ TEMPORARY = {"specdecode/kernels/build.py", "metrics/provenance.py", "vargen/dem
 
 def _modules_that_call(name: str) -> set[str]:
     """Modules that call a function, or one of a module, of this name."""
-    return {path for path, node in source_calls() if ast.unparse(node.func).startswith(name)}
+    return {path for path, node in source_calls() if called(node).startswith(name)}
 
 
 def test_every_place_outside_a_users_folders_is_known():

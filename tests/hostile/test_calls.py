@@ -64,7 +64,6 @@ EMBEDS = torch.zeros(1, 3, 12)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"prompt": 7}, "prompt must be text or a list"),
         ({"prompt": {"a cube": 1}}, "prompt must be text or a list"),
         ({"prompt": ["a cube", 7]}, "got a list that holds int 7"),
         ({"prompt": b"a cube"}, "prompt must be text"),
@@ -72,14 +71,10 @@ EMBEDS = torch.zeros(1, 3, 12)
         ({"prompt": "a \ud800 cube"}, "prompt is not UTF-8 text"),
         ({"prompt": "a\0cube"}, "prompt holds a zero character"),
         ({"prompt": "a " * 5_000_000}, "prompt has 10,000,000 characters"),
-        ({"prompt": "a cube", "callback_on_step_end": 7}, "callback_on_step_end must be callable or None"),
         ({"prompt": "a cube", "max_sequence_length": 1.5}, "max_sequence_length must be an integer or None"),
         ({"prompt": "a cube", "max_sequence_length": True}, "max_sequence_length must be an integer"),
         ({"prompt": "a cube", "num_images_per_prompt": True}, "num_images_per_prompt must be an integer"),
         ({"prompt": "a cube", "generator": [torch.Generator(), None]}, "got a list that holds NoneType"),
-        ({"prompt": "a cube", "generator": 3}, "generator must be a torch.Generator"),
-        ({"prompt": "a cube", "temperature": "hot"}, "temperature must be a number"),
-        ({"prompt": "a cube", "return_dict": 1}, "return_dict must be True or False"),
         ({"prompt_embeds": EMBEDS.long()}, "prompt_embeds must hold floating-point numbers"),
         ({"prompt_embeds": EMBEDS, "prompt_attention_mask": torch.full((1, 3), 2)}, "must hold 0 and 1 only"),
         ({"class_labels": "3"}, "class_labels must be an integer"),
@@ -98,7 +93,7 @@ def test_it_is_refused(arguments, expected, pipelines):
     with pytest.raises(UserError) as caught:
         pipeline(**arguments)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
-    if arguments.get("prompt") == "a cube" and not {"return_dict", "num_images_per_prompt"} & arguments.keys():
+    if arguments.get("prompt") == "a cube" and "num_images_per_prompt" not in arguments:
         with pytest.raises(UserError, match=re.escape(expected)):
             pipeline.stream(**{**arguments, "prompt": ["a cube"]})
 

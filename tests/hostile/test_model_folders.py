@@ -1,6 +1,5 @@
 """Model folders that are damaged, cut down, mixed up or not what they say: refused in one line that names the file."""
 
-import ast
 import importlib.util
 import json
 import os
@@ -12,7 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import Case, Damage, Harm, arguments_of, change, change_json, check_refused, cut, each, source_calls, write
+from hostile import (
+    Case,
+    Damage,
+    Harm,
+    arguments_of,
+    called,
+    change,
+    change_json,
+    check_refused,
+    cut,
+    each,
+    source_calls,
+    write,
+)
 from PIL import Image
 
 from vargen.base.errors import UserError
@@ -73,10 +85,6 @@ def only(config: str) -> Damage:
         (model / "config.json").write_text(config)
 
     return damage
-
-
-def pickled(model: Path) -> None:
-    os.rename(model / WEIGHTS, (model / WEIGHTS).with_suffix(".bin"))
 
 
 def more_words(model: Path) -> None:
@@ -174,7 +182,6 @@ CASES = [
     *(of(f"a loop as {each}", instead(each, lambda path: path.symlink_to(path)), told) for each, told in PARTS.items()),
     of("weights of another component", other_weights, "weights of"),
     of("weights that are a folder", instead(WEIGHTS, Path.mkdir), "safetensors"),
-    of("pickled weights", pickled, "holds pickled weights"),
     of("weights of nothing", spoil(WEIGHTS, float("nan")), "are not finite in float32"),
     of("an infinite text encoder", spoil("text_encoder/model.safetensors", float("inf")), "are not finite in float32"),
     of("a decoder of nothing", spoil("vqvae/diffusion_pytorch_model.safetensors", float("nan")), "are not finite"),
@@ -367,11 +374,11 @@ def test_weights_are_read_behind_a_check_alone():
     """So that what is no weight is refused everywhere."""
     reading = {"from_pretrained", "load_file", "safe_open", "torch.load"}
     checks = {"check_stored", "check_component_folder", "check_model_folder", "load_strictly"}
-    called: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     for path, node in source_calls("vargen", "scenes", "metrics"):
-        name = ast.unparse(node.func)
-        called.setdefault(path, set()).update((name, name.rpartition(".")[2]))
-    unchecked = {path for path, names in called.items() if names & reading and not names & checks}
+        name = called(node)
+        found.setdefault(path, set()).update((name, name.rpartition(".")[2]))
+    unchecked = {path for path, names in found.items() if names & reading and not names & checks}
     assert unchecked == set(CHECKED_ELSEWHERE)
 
 

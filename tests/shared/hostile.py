@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,12 @@ def source_calls(*packages: str) -> list[tuple[str, ast.Call]]:
     """Every call in the source of packages; none: of all."""
     of = [(name, node) for name, node in source_nodes() if not packages or name.split("/")[0] in packages]
     return [(name, node) for name, node in of if isinstance(node, ast.Call)]
+
+
+@cache
+def called(node: ast.Call) -> str:
+    """What a call names, such as "Image.open"."""
+    return ast.unparse(node.func)
 
 
 def write_json(path: Path, value: Any) -> None:

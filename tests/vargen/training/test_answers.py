@@ -3,10 +3,13 @@
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vargen.training.answers import keep_batches
@@ -46,3 +49,13 @@ def test_a_longer_list_of_prompts_draws_only_what_is_new(tmp_path):
     drawn(WORDS * 2, tmp_path)
     drawn(WORDS * 3, tmp_path, made)
     assert made == [4, 5, 6, 7, 8]  # with the rest of the batch that was not full
+
+
+@pytest.mark.parametrize("change", [torch.neg, Tensor.float, Tensor.bool, lambda each: each[:, :0], Tensor.flatten])
+def test_kept_tokens_are_believed_as_they_were_written_alone(change, tmp_path):
+    drawn(WORDS, tmp_path)
+    path = tmp_path / "drawn-0000000.safetensors"
+    with safe_open(path, "pt") as file:
+        tokens, written = file.get_tensor("tokens"), file.metadata()
+    save_file({"tokens": change(tokens)}, path, metadata=written)
+    refused("its tokens are not those that were written", drawn, WORDS, tmp_path)

@@ -73,6 +73,7 @@ def stop() -> None:
 
 def _serve(listener: socket.socket, parent: int) -> None:
     import faulthandler
+    import struct
 
     faulthandler.disable()  # it would write where nobody reads
     os.setsid()
@@ -86,7 +87,8 @@ def _serve(listener: socket.socket, parent: int) -> None:
     while os.getppid() == parent:
         with suppress(TimeoutError, ChildProcessError):
             connection = listener.accept()[0]
-            if not os.fork():
+            asked_by = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", asked_by)[1] == os.getuid() and not os.fork():  # nobody else may run anything
                 listener.close()
                 connection.setblocking(True)
                 _watch(connection)

@@ -180,6 +180,18 @@ def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_draf
     assert gaps(sizer, 300, accepts=False)[:3] == [15, 31, 63]
 
 
+def test_sizes_that_were_compared_make_no_later_trial_rarer():
+    """Nothing is accepted, which the first comparisons of two drafts show."""
+    now, costs, depths = [0.0], StepCosts((1, 9), (1.0, 2.0)), []
+    sizer = AdaptiveDraftSize(ANY, costs, clock=lambda: now[0])
+    for _ in range(25):
+        size = sizer.choose()
+        now[0] += costs.step(size)
+        sizer.observe(size, torch.tensor([0]), torch.ones(1, dtype=torch.bool))
+        depths.append(size.depth)
+    assert depths == [2] * 3 + [1] * 3 + [0] * 15 + [1] * 3 + [0]
+
+
 def test_a_gain_that_is_too_small_is_left():
     sizes, costs = (NO_DRAFT, DraftSize(2, 1)), StepCosts((1, 2), (1.0, 1.5))  # 1.6 / 1.5 times as fast
     made = [AdaptiveDraftSize(sizes, costs, expected_lengths=[0, 0.6], least_gain=gain) for gain in (1.05, 1.1)]

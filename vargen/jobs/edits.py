@@ -18,7 +18,7 @@ from torch import Tensor
 
 from metrics.edits import edit_figures
 from metrics.quality import mean_figure
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, warn
 from vargen.base.picture_files import open_picture
 from vargen.base.reading import expanded, read_bytes
 from vargen.jobs.cases import BenchmarkCase, Judge, World
@@ -98,6 +98,8 @@ def mask_of(mask_image: str | None, start_rows: int | None, model: ModelDescript
 
 def scaled_to(pictures: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
     """The middles of pictures uint8 `[3, h, w]` in another height and width."""
+    if any(each.shape[1] * size[1] != each.shape[2] * size[0] for each in pictures):
+        warn("image: of pictures in another shape than the model's the middle alone is edited")
     images = [PIL.Image.fromarray(each.permute(1, 2, 0).numpy()) for each in pictures]
     fitted = [np.array(PIL.ImageOps.fit(image, size[::-1])) for image in images]
     return [torch.from_numpy(each).permute(2, 0, 1) for each in fitted]

@@ -39,6 +39,12 @@ def asked(tmp_path: Path, tiny_model_folder: Path, clip_folder: Path, monkeypatc
     ]
 
 
+def test_pictures_of_another_shape_are_told(asked, tmp_path, capsys):
+    Image.new("RGB", (20, 8)).save(tmp_path / "shown" / "2.png")
+    edit = ["--image", str(tmp_path / "shown"), "--start_rows", "2", "--output", str(tmp_path / "out")]
+    assert main([*asked, *edit]) == 0 and "the middle alone is edited" in capsys.readouterr().err
+
+
 def test_figures_are_those_of_the_pictures(asked, tmp_path, tiny_model_folder, capsys):
     edit = ["--image", str(tmp_path / "shown"), "--start_rows", "2"]
     rows: dict[bool, Any] = {}

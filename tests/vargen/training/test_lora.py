@@ -66,6 +66,12 @@ def test_it_learns_and_exact_methods_stay_exact(config, tiny_model_folder):
     assert torch.equal(drawn("scd", temperature=0), drawn("ar", temperature=0))
 
 
+def test_captions_of_which_nothing_is_read_are_told(config):
+    (Path(config.pictures) / "00.txt").write_text("\U0001f600")
+    with pytest.warns(UserWarning, match="nothing of the prompt '\U0001f600' is read"):
+        train_lora(replace(config, steps=1))
+
+
 def test_a_resumed_run_ends_with_the_same_weights_and_codes_are_made_once(config, tmp_path, monkeypatch):
     stopped = stop_and_go_on(LoraTask, train_lora, replace(config, steps=6), tmp_path, 3)
     monkeypatch.setattr(LlamaGenPipeline, "tokens_of", lambda *_: pytest.fail("codes are kept"))

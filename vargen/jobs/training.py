@@ -21,13 +21,7 @@ OWN_RECIPES = {
     for order, name, module, kind, summary in (
         (60, "drafter", "drafter", "Drafter", "EAGLE drafter for a transformer, on its own pictures"),
         (65, "lora", "lora", "Lora", "adapter for the transformer that draws, on your own pictures with captions"),
-        (
-            95,
-            "drafter-text",
-            "text_drafter",
-            "TextDrafter",
-            "EAGLE drafter for a causal language model, on its own answers",
-        ),
+        (95, "drafter-text", "text_drafter", "TextDrafter", "EAGLE drafter for a language model, on its own answers"),
     )
 }
 """What vargen itself trains, for any model and on any data; a world adds its own recipes (`vargen.base.world`)."""

@@ -162,8 +162,7 @@ def import_method(named: str, task: Task = "image") -> type[MethodConfig]:
         raise UserError(f"method {named!r} cannot be imported ({reason}); give MODULE:CLASS of {where}") from error
     is_method = isinstance(found, type) and issubclass(found, MethodConfig) and not isabstract(found)
     if not (is_method and all(hasattr(found, each) for each in _TOLD) and found.task == task):
-        told = f"with {', '.join(_TOLD)}"
-        raise UserError(f"method {named!r} is no class of settings of a method for {TASKS[task]}, {told}")
+        raise UserError(f"method {named!r} is no class of settings of a method for {TASKS[task]}; it needs {_TOLD}")
     if methods_for(task).setdefault(found.name, found) is not found:
         raise UserError(f"method {named!r} is called {found.name!r}, as one that is there; give it another name")
     if found not in _IMPORTED:

@@ -30,8 +30,6 @@ from vargen.models.picture_size import Grid
 
 _MOST_KNOWN_AT_ONCE = 32
 """Known tokens that plain decoding feeds with a drawn one: in a graph, every pass is as wide."""
-_MOST_TOLD = 3
-"""Warnings about prompts that are shown one by one."""
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
 """What `callback_on_step_end` can ask for, and which field of `specdecode.roles.DecodeState` that is. By "latents", as
@@ -51,7 +49,7 @@ def warn_of_prompts(pipeline: Any, prompts: Iterable[str | None], **size: Any) -
     texts = [*dict.fromkeys(text for text in prompts if text)]
     problems = pipeline.prompt_problems(texts, **size) if texts else []
     told = f"{len(problems)} such warnings in all; see `prompt_problems` of the pipeline"
-    for problem in problems if len(problems) <= _MOST_TOLD else [*problems[:_MOST_TOLD], told]:
+    for problem in problems if len(problems) <= 3 else [*problems[:3], told]:
         warn(problem, PromptWarning)
 
 

@@ -83,8 +83,7 @@ def _file(row: Mapping[str, Any], folder: Path, place: str) -> Path | bytes:
     content = image.get("bytes") if isinstance(image, Mapping) else image
     if isinstance(content, bytes):
         return content
-    if isinstance(image, Mapping):
-        image = image.get("path")
+    image = image.get("path") if isinstance(image, Mapping) else image
     found = []
     if isinstance(name, str) and name.lower().endswith(".txt"):
         beside = sorted(folder.glob(f"{glob.escape(Path(name).stem)}.*"))

@@ -129,8 +129,7 @@ def train_lora(config: LoraTrainingConfig) -> RunResult:
     size = config.evaluation_size
     check(len(listed) > size, "pictures", config.pictures, f"must hold more than evaluation_size ({size}) of them")
     captions = [caption for caption, _ in listed]
-    if processes.is_main:
-        warn_of_prompts(pipeline, captions)
+    warn_of_prompts(pipeline, captions * processes.is_main)
     kept = processes.gather(_codes(config, pipeline, listed, identity) if processes.is_main else None)[0]
     assert kept is not None
     torch.manual_seed(config.seed)  # the first process has made codes by then, and all begin with one adapter

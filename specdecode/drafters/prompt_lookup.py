@@ -51,7 +51,8 @@ class PromptLookupDrafter(Drafter):
         check_counts(max_ngram_size=max_ngram_size)
         check_tensor("prompt must be tokens", prompt, INTEGERS, ("batch", "length"))
         if attention_mask is not None:
-            check_tensor("attention_mask must be", attention_mask, (*INTEGERS, torch.bool), tuple(prompt.shape))
+            kinds = (*INTEGERS, torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16)  # as models do
+            check_tensor("attention_mask must be", attention_mask, kinds, tuple(prompt.shape))
         # No token is negative, so nothing is found in padding.
         self.prompt = prompt if attention_mask is None else prompt.masked_fill(attention_mask == 0, -1)
         self.sizer = sizer

@@ -1,6 +1,6 @@
 """A shape that the shipped model never saw, taught by `vargen train lora`: drawn before and after, and what is lost.
 
-    python benchmarks/lora_shape.py --output runs/lora_shape --max_seconds 1500
+    python benchmarks/lora_shape.py --output runs/lora_shape
 
 The fifth shape of the scenes is a diamond, two cones base to base, in pictures of one to three objects. The word is not
 in the model's vocabulary. Who reads the shape is a small classifier that learns the five shapes from renders here, and
@@ -175,8 +175,8 @@ def main() -> None:
         "--prompts", type=int, nargs=2, default=(100, 300), help="drawn of the new shape, and of the old"
     )
     parser.add_argument("--max_seconds", type=float, default=2400.0)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--warmup_steps", type=int, default=10)
     parser.add_argument("--dry_run", action="store_true", help="write no record")
     options = parser.parse_args()

@@ -127,7 +127,7 @@ def _sort_groups(parser: ArgumentParser) -> None:
     parser._action_groups = sorted(parser._action_groups, key=lambda group: order.get(str(group.title), -1))
 
 
-def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
+def _add_options(parser: ArgumentParser, options: Any) -> None:
     """One option for each field, in groups: those of the task first, those that load the model last."""
     types, declared = hints_of(options), options_of(options)
     task = (options.__doc__ or "").splitlines()[0].rstrip(".")

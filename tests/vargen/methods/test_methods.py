@@ -41,9 +41,12 @@ FED = [
 ]
 
 
+@pytest.mark.parametrize("kernels", ["product_kernels", "torch"])
 @pytest.mark.parametrize(("name", "options"), FED, ids=str)
-def test_rows_fed_are_those_that_the_target_was_given(drafting_pipeline, monkeypatch, name, options):
+def test_rows_fed_are_those_that_the_target_was_given(drafting_pipeline, monkeypatch, request, name, options, kernels):
     """In a batch whose rows accept other numbers of tokens, with padding; passes likewise."""
+    if kernels != "torch":
+        request.getfixturevalue(kernels)
     given: list[int] = []
 
     def counted(forward: Callable[..., TargetOutput]) -> Callable[..., TargetOutput]:

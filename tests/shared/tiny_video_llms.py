@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -157,6 +158,28 @@ def prepared(models: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         return model, prepare_request(model, build_inputs(architecture, *more))
 
     return get
+
+
+def by_generate(model: Any, inputs: dict[str, Tensor], count: int, **options: Any) -> list[int]:
+    """Greedy tokens of transformers' own `generate`, so many whatever they are."""
+    model = deepcopy(model)  # it keeps positions on itself
+    model.generation_config.eos_token_id = None
+    tokens = model.generate(**inputs, max_new_tokens=count, pad_token_id=0, do_sample=False, **options)
+    return tokens[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@torch.no_grad()
+def states_behind(model: Any, request: Any, tokens: list[int]) -> Tensor:
+    """[T + n, dim] final hidden states of a request and tokens behind it, by one pass of the decoder without a cache.
+
+    Without a mask, gaps in the positions would be taken for the borders of packed sequences.
+    """
+    embeds = torch.cat((request.inputs_embeds, model.get_input_embeddings()(torch.tensor([tokens]))), 1)
+    behind = (request.next_position + torch.arange(len(tokens))).expand(len(request.position_ids), 1, -1)
+    places, length = torch.cat((request.position_ids, behind), 2), embeds.shape[1]
+    seen = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+    given = {"position_ids": places if len(places) > 1 else places[0], "attention_mask": seen, "use_cache": False}
+    return model.model.language_model(inputs_embeds=embeds, **given).last_hidden_state[0]
 
 
 def slow_states(

@@ -150,11 +150,7 @@ def test_class_conditional_models_can_be_drafted_for(drafting_pipeline, tiny_cla
         ("vvs", {"choice": "confidence", "tree": "mc_sim_7b_63"}, "vvs.choice"),
         ("vvs", {"schedule": "likeness", "threshold": -0.5}, "vvs.threshold must be at least 0, got -0.5"),
         ("vvs", {"schedule": "likeness", "tree": "mc_sim_7b_63"}, 'vvs.schedule: "likeness" needs tree "dynamic" or'),
-        (
-            "vvs",
-            {"choice": "drafter", "tree": "mc_sim_7b_63"},
-            'vvs.choice: "drafter" needs tree "dynamic" or',
-        ),
+        ("vvs", {"choice": "drafter", "tree": "mc_sim_7b_63"}, 'vvs.choice: "drafter" needs tree "dynamic" or'),
         ("draft-model", {"draft_model": "nowhere"}, "nowhere is not a folder"),
     ],
 )

@@ -58,7 +58,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # a stream is drawn by scd, 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, name):
+def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, monkeypatch, name):
     """One graph, or two where skips are due at some steps alone. It is captured once, also for prompts of another
     length, other seeds and scales in the next batch. A step costs the host a replay, now and then a look at how far
     rows are, and where skips are due at some steps a copy of which rows."""
@@ -75,11 +75,8 @@ def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, name):
         return batches
 
     eager = drawn()
-    shallow_pipeline.reuse.compiler = compiler
-    try:
-        compiled = drawn()
-    finally:
-        shallow_pipeline.compile(None)
+    monkeypatch.setattr(shallow_pipeline.reuse, "compiler", compiler)
+    compiled = drawn()
     for one, other in zip(eager, compiled, strict=True):
         assert torch.equal(one.tokens, other.tokens)
         assert one.trace.target_passes == other.trace.target_passes
@@ -93,7 +90,7 @@ def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, name):
 
 
 @pytest.mark.parametrize("is_edit", [False, True])
-def test_a_stream_replaces_rows(shallow_pipeline, is_edit):
+def test_a_stream_replaces_rows(shallow_pipeline, monkeypatch, is_edit):
     method, compiler = resolve_method("scd", {"window": 4}), TapingCompiler(64)
     arguments = {"method": method, "batch_size": 2, "output_type": "latent"}
     if is_edit:
@@ -105,11 +102,8 @@ def test_a_stream_replaces_rows(shallow_pipeline, is_edit):
         return [each.tokens for each in sorted(pictures, key=lambda each: each.index)]
 
     eager = drawn()
-    shallow_pipeline.reuse.compiler = compiler
-    try:
-        assert all(map(torch.equal, eager, drawn()))
-    finally:
-        shallow_pipeline.compile(None)
+    monkeypatch.setattr(shallow_pipeline.reuse, "compiler", compiler)
+    assert all(map(torch.equal, eager, drawn()))
     assert len(compiler.tapes) == 1 and not compiler.counted.faults
 
 
@@ -126,14 +120,8 @@ def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline):
 
 @pytest.mark.usefixtures("own_kernels")
 def test_what_is_not_compiled_drafts_what_seconds_say(tiny_pipeline, monkeypatch):
-    sizes: list[int | None] = []
-
-    def noted(*arguments: Any) -> Any:
-        sizes.append(arguments[-1])
-        return sizer(*arguments)
-
-    sizer = MeasuredDraftSizes.sizer
-    monkeypatch.setattr(MeasuredDraftSizes, "sizer", noted)
+    sizes, sizer = [], MeasuredDraftSizes.sizer
+    monkeypatch.setattr(MeasuredDraftSizes, "sizer", lambda *given: sizes.append(given[-1]) or sizer(*given))
     monkeypatch.setattr(StepCompiler, "step_of", lambda self, run: run.step)  # how it steps does not matter here
     tiny_pipeline.compile("eager", BUCKET)
     draw(tiny_pipeline, "jacobi")

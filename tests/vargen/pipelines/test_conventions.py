@@ -232,9 +232,8 @@ def test_interrupting_ends_after_the_running_pass(tiny_pipeline):
     output = tiny_pipeline(PROMPT, method="ar", generator=seeded(0), callback_on_step_end=end_at_5)
     assert output.trace.target_passes == tiny_pipeline.num_timesteps == 6 and tiny_pipeline.interrupt
     assert torch.equal(output.tokens[:, :6], whole[:, :6]) and not output.tokens[:, 6:].any()
-    assert torch.equal(drawn(tiny_pipeline, method="ar"), whole) and not tiny_pipeline.interrupt, (
-        "the next call runs on"
-    )
+    # The next call runs on.
+    assert torch.equal(drawn(tiny_pipeline, method="ar"), whole) and not tiny_pipeline.interrupt
     stream = tiny_pipeline.stream([PROMPT] * 3, generator=seeded(0, 1, 2), method="ar", callback_on_step_end=end_at_5)
     assert not [*stream]
 
@@ -261,19 +260,16 @@ def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline, method, na
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_callback_may_keep_what_it_is_given(drafting_pipeline, compiled):
+def test_a_callback_may_keep_what_it_is_given(drafting_pipeline, monkeypatch, compiled):
     """Neither the next pass nor the next batch writes to it, though graphs write to the same memory again."""
     kept: list[tuple[Tensor, list[int]]] = []
 
     def keep(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
         kept.extend((each.flatten(), each.flatten().tolist()) for each in (lengths, tensors["tokens"]))
 
-    drafting_pipeline.reuse.compiler = TapingCompiler(64) if compiled else None
-    try:
-        for seed in (0, 1):
-            drawn(drafting_pipeline, seeds=(seed,), method="ar", callback_on_step_end=keep)
-    finally:
-        drafting_pipeline.compile(None)
+    monkeypatch.setattr(drafting_pipeline.reuse, "compiler", TapingCompiler(64) if compiled else None)
+    for seed in (0, 1):
+        drawn(drafting_pipeline, seeds=(seed,), method="ar", callback_on_step_end=keep)
     assert len(kept) == 2 * 2 * 16 and all(tensor.tolist() == then for tensor, then in kept)
 
 

@@ -12,6 +12,7 @@ from refusals import refused
 from seeds import seeded
 from tiny_pipelines import build_tiny_pipeline
 
+from specdecode.graphs.static_step import StepCompiler
 from vargen.methods.catalogue import resolve_method
 from vargen.models import guided_target
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
@@ -155,9 +156,6 @@ def test_what_needs_both_rows_is_refused(tiny_pipeline, method, guided, message)
     refused(message, draw, tiny_pipeline, "llamagen", method, guided_tokens=guided)
 
 
-def test_graphs_are_refused(tiny_pipeline):
-    tiny_pipeline.compile(CountedGraphs(), 64)
-    try:
-        refused("compile: guided_tokens decides between steps", draw, tiny_pipeline, "llamagen", guided_tokens=4)
-    finally:
-        tiny_pipeline.compile(None)
+def test_graphs_are_refused(tiny_pipeline, monkeypatch):
+    monkeypatch.setattr(tiny_pipeline.reuse, "compiler", StepCompiler(CountedGraphs(), 64))
+    refused("compile: guided_tokens decides between steps", draw, tiny_pipeline, "llamagen", guided_tokens=4)

@@ -202,10 +202,7 @@ LORA: dict[str, Any] = {"r": 2, "target_modules": ["to_qkv"]}
         (lambda: peft.LoraConfig(**LORA, modules_to_save=["lm_head"]), "modules_to_save .*, which is not served"),
         (lambda: peft.LoraConfig(**LORA, trainable_token_indices={"token_embedding": [1]}), "trainable_token_indices"),
         (lambda: peft.LoraConfig(**LORA, bias="all"), "bias 'all', which is not served"),
-        (
-            lambda: peft.LoraConfig(**LORA, alora_invocation_tokens=[1]),
-            "alora_invocation_tokens .*, which is not served",
-        ),
+        (lambda: peft.LoraConfig(**LORA, alora_invocation_tokens=[1]), "alora_invocation_tokens .*is not served"),
         (lambda: peft.LoraConfig(**LORA, lora_alpha=float("nan")), "lora_alpha must be finite numbers, got nan"),
         (lambda: peft.LoraConfig(**LORA, init_lora_weights="pissa"), "init_lora_weights 'pissa', which replaces"),
     ],

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import raised
+from tiny_video_llms import states_behind
 from torch import Tensor
 
 from specdecode.tree import TokenTree, chain_layout
@@ -25,48 +26,20 @@ from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.components import VideoLLMComponents
 
 
-class Recomputed:
-    """What the model says about a prompt and tokens behind it, without a cache."""
-
-    def __init__(self, model: Any, request: VideoRequest) -> None:
-        self.model, self.request = model, request
-
-    @torch.no_grad()
-    def logits(self, tokens: list[int]) -> Tensor:
-        """[V] after the last of the tokens."""
-        request = self.request
-        embeds = request.inputs_embeds
-        positions = request.position_ids
-        if tokens:
-            new = self.model.get_input_embeddings()(torch.tensor([tokens]))
-            places = request.next_position + torch.arange(len(tokens))
-            embeds = torch.cat((embeds, new), 1)
-            positions = torch.cat((positions, places.expand(positions.shape[0], 1, -1)), 2)
-        length = embeds.shape[1]
-        output = self.model.model.language_model(
-            inputs_embeds=embeds,
-            # Without a mask, gaps in the positions would be taken for the borders of packed sequences.
-            attention_mask=torch.ones(1, 1, length, length, dtype=torch.bool).tril(),
-            position_ids=positions if len(positions) > 1 else positions[0],
-            use_cache=False,
-        )
-        return self.model.lm_head(output.last_hidden_state[0, -1]).float()
+def logits_behind(model: Any, request: VideoRequest, tokens: list[int]) -> Tensor:
+    """[V] that the model says after a prompt and the last of the tokens behind it, without a cache."""
+    return model.lm_head(states_behind(model, request, tokens)[-1]).float().detach()
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> TokenTree:
     """A tree of up to seven nodes in breadth-first order."""
     count = draw(st.integers(1, 7))
-    parents, depths = [-1], [0]
+    parents = [-1]
     for node in range(1, count):
-        parent = draw(st.integers(parents[-1] if parents[-1] > 0 else 0, node - 1))
-        parents.append(parent)
-        depths.append(depths[parent] + 1)
+        parents.append(draw(st.integers(max(parents[-1], 0), node - 1)))
     tokens = [draw(st.integers(3, 280)) for _ in range(count)]
-    as_tensor = lambda values: torch.tensor([values])  # noqa: E731
-    return TokenTree(
-        as_tensor(tokens), as_tensor(parents), as_tensor(depths), torch.ones(1, count, dtype=torch.bool), max(depths), 7
-    )
+    return TokenTree.from_parents(torch.tensor([tokens]), torch.tensor([parents]))
 
 
 def way_to(tree: TokenTree, node: int) -> list[int]:
@@ -84,14 +57,14 @@ def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, 
     model, request = prepared(architecture, 7)
     if pruned:
         request = keep_visual(request, keep_uniform(request.num_visual, 5))
-    target, fresh = VideoTarget(model, request), Recomputed(model, request)
+    target = VideoTarget(model, request)
     target.prefill()
     sequence: list[int] = []
     for tree, choice in steps:
         output = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
         for node in range(tree.num_nodes):
             tokens = [int(tree.tokens[0, each]) for each in way_to(tree, node)]
-            wanted = fresh.logits(sequence + tokens)
+            wanted = logits_behind(model, request, sequence + tokens)
             torch.testing.assert_close(output.logits[0, node], wanted, rtol=1e-3, atol=1e-3)
         kept = way_to(tree, choice % tree.num_nodes)
         target.commit(torch.tensor([kept]), torch.tensor([len(kept)]))
@@ -100,7 +73,7 @@ def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, 
 
 def test_rewinding_forgets(architecture, prepared):
     model, request = prepared(architecture, 7)
-    target, fresh = VideoTarget(model, request), Recomputed(model, request)
+    target = VideoTarget(model, request)
     target.prefill()
     chain = TokenTree.chain(torch.tensor([[10, 11, 12, 13]]))
     target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
@@ -108,7 +81,7 @@ def test_rewinding_forgets(architecture, prepared):
     target.rewind(torch.tensor([2]))
     one = TokenTree.chain(torch.tensor([[20]]))
     logits = target.forward(one.tokens, one.ancestor_mask(), one.depth).logits
-    torch.testing.assert_close(logits[0, 0], fresh.logits([10, 20]), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits[0, 0], logits_behind(model, request, [10, 20]), rtol=1e-3, atol=1e-3)
 
 
 def test_pruning_keeps_text_order_and_positions(architecture, models, inputs_of):
@@ -196,15 +169,16 @@ def test_impossible_choices_are_refused(architecture, models, inputs_of, kept):
 
 def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture)
-    with pytest.raises(ValueError, match="pixel_values_videos"):
-        prepare_request(model, {name: value for name, value in inputs.items() if name != "pixel_values_videos"})
-    with pytest.raises(ValueError, match="no frames"):
-        encode_video(model, {**inputs, "pixel_values_videos": inputs["pixel_values_videos"][:0]})
-    with pytest.raises(ValueError, match="no place for the video"):
-        prepare_request(model, {**inputs, "input_ids": torch.tensor([[5, 6, 7]])})
-    raised(ValueError, "one prompt", prepare_request, model, {**inputs, "input_ids": inputs["input_ids"].repeat(2, 1)})
-    with pytest.raises(ValueError, match="visual tokens, the video gives"):
-        prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(1, 2)})
+    ids, pixels = inputs["input_ids"], inputs.pop("pixel_values_videos")
+    raised(ValueError, "pixel_values_videos", prepare_request, model, inputs)
+    raised(ValueError, "no frames", encode_video, model, {**inputs, "pixel_values_videos": pixels[:0]})
+    for wrong, message in (
+        (torch.tensor([[5, 6, 7]]), "no place for the video"),
+        (ids.repeat(2, 1), "one prompt"),
+        (ids.repeat(1, 2), "visual tokens, the video gives"),
+    ):
+        given = {**inputs, "pixel_values_videos": pixels, "input_ids": wrong}
+        raised(ValueError, message, prepare_request, model, given)
 
 
 def test_layers_and_vocabularies_that_are_not_there(prepared):

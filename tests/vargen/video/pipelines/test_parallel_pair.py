@@ -66,12 +66,9 @@ def test_a_drafter_that_sees_everything_is_always_right(architecture, models, in
 def test_the_hint_comes_before_later_layers(architecture, prepared):
     model, request = prepared(architecture, 2)
     events: list[Any] = []
-    hook = model.model.language_model.layers[LAYER].register_forward_pre_hook(lambda *_: events.append("next layer"))
-    try:
-        target = hinting(model, request, 0.3, events.append)
+    target = hinting(model, request, 0.3, events.append)
+    with model.model.language_model.layers[LAYER].register_forward_pre_hook(lambda *_: events.append("next layer")):
         target.prefill()
-    finally:
-        hook.remove()
     assert events[1] == "next layer"
     before, after, seen = target.prompts[0].captured[0], target.prompts[0].captured[LAYER], request.is_visual
     gain = visual_gain(before[seen], after[seen], before[~seen], after[~seen])

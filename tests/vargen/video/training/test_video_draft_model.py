@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
+from noise_videos import FIRST_SEEDS, NoiseVideos, save_target, short_run
 from refusals import refused
-from small_video_llms import ARCHITECTURES, build_talkative, save_both
+from small_video_llms import ARCHITECTURES
+from tiny_video_llms import states_behind
 from torch import Tensor
 
-from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
-from vargen.base.errors import UserError
 from vargen.training.run import RunResult
 from vargen.video.models.request import keep_spread, keep_visual, prepare_request
 from vargen.video.pipelines.answering import VideoAnswerer
@@ -25,10 +24,8 @@ from vargen.video.training.video_draft_model import (
 
 
 def build(folder: Path, architecture: str, layers: int, seed: int) -> Path:
-    sizes = TextModelConfig(32, 48, layers, 4, 2), TowerConfig(32, 64, 1, 2)
     torch.manual_seed(seed)
-    save_both(folder, *build_talkative(VideoLLMConfig(SIZE, 8, FRAMES, *sizes), architecture))
-    return folder
+    return save_target(folder, architecture, layers)
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +67,7 @@ def alone(model: Any, inputs: dict[str, Tensor], answer: list[int], share: float
     request = prepare_request(model, inputs)
     if share < 1:
         request = keep_visual(request, keep_spread(request, share, "random", seed))
-    words = model.get_input_embeddings()(torch.tensor(answer))
-    behind = request.next_position + torch.arange(len(answer))
-    places = torch.cat((request.position_ids, behind.expand(len(request.position_ids), 1, -1)), dim=-1)
-    decoder = model.model.language_model
-    final = decoder(
-        inputs_embeds=torch.cat((request.inputs_embeds[0], words))[None],
-        position_ids=places if len(places) > 1 else places[0],
-        use_cache=False,
-    ).last_hidden_state[0]
-    return model.lm_head(final[request.length - 1 : -1]).log_softmax(-1)
+    return model.lm_head(states_behind(model, request, answer)[request.length - 1 : -1]).log_softmax(-1)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -89,18 +77,11 @@ def test_a_batch_compares_what_each_answer_gives_alone(pairs, tmp_path, architec
     teacher, numbers = task.training, [4, 0, 1]
     said, wanted, answer = task._compare(teacher, numbers, share, "random", 7)
     assert answer.tolist() == [token for number in numbers for token in teacher.answers[number]]
-    with torch.no_grad():
-        expected = [
-            (
-                alone(
-                    task.draft_model, teacher.questions.inputs(number), list(teacher.answers[number]), share, 7 + row
-                ),
-                alone(task.target, teacher.questions.inputs(number), list(teacher.answers[number]), 1.0, 0),
-            )
-            for row, number in enumerate(numbers)
-        ]
-    torch.testing.assert_close(said, torch.cat([each for each, _ in expected]), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(wanted, torch.cat([each for _, each in expected]), rtol=1e-4, atol=1e-4)
+    asked = [(teacher.questions.inputs(number), list(teacher.answers[number])) for number in numbers]
+    drafted = [alone(task.draft_model, *each, share, 7 + row) for row, each in enumerate(asked)]
+    torch.testing.assert_close(said, torch.cat(drafted), rtol=1e-4, atol=1e-4)
+    targets = [alone(task.target, *each, 1.0, 0) for each in asked]
+    torch.testing.assert_close(wanted, torch.cat(targets), rtol=1e-4, atol=1e-4)
 
 
 def test_training_brings_it_to_the_targets_words_and_leaves_its_tower(pair, tmp_path):
@@ -128,8 +109,8 @@ def test_a_run_goes_on_where_it_was_and_no_other_does(pair, tmp_path):
     run(config_of(pair, parts, steps=3, **steady))
     one, other = (VideoAnswerer.from_pretrained(str(each / "export")).model.state_dict() for each in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    with pytest.raises(UserError, match=r"output: .* a run with another draft_model"):
-        run(config_of((pair[0], whole / "export"), parts, steps=4, **steady))
+    other = config_of((pair[0], whole / "export"), parts, steps=4, **steady)
+    refused("output: .* a run with another draft_model", run, other)
 
 
 def test_states_that_find_no_memory_are_worked_out_again(pair, tmp_path):

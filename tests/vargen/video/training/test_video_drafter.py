@@ -8,24 +8,23 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
-from refusals import refused
+from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, save_target, short_run
+from refusals import refused, refuses
 from resumed import stop_and_go_on
 from safetensors import safe_open
-from small_video_llms import ARCHITECTURES, build_talkative, save_both
+from small_video_llms import ARCHITECTURES
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.training.run import RunResult
 from vargen.video.drafters.video_draft_head import VideoDraftHead
@@ -52,7 +51,7 @@ LAYERS = 3
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target of each architecture, with its processor."""
-    return {each: build_target(tmp_path_factory.mktemp(each), each) for each in ARCHITECTURES}
+    return {each: save_target(tmp_path_factory.mktemp(each), each, LAYERS) for each in ARCHITECTURES}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -63,12 +62,6 @@ def target_folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> P
 @pytest.fixture(scope="module")
 def qwen_folder(folders: dict[str, Path]) -> Path:
     return folders["qwen2_5_vl"]
-
-
-def build_target(folder: Path, architecture: str) -> Path:
-    sizes = TextModelConfig(32, 48, LAYERS, 4, 2), TowerConfig(32, 64, 1, 2)
-    save_both(folder, *build_talkative(VideoLLMConfig(SIZE, 8, FRAMES, *sizes), architecture))
-    return folder
 
 
 def load(folder: Path) -> tuple[Any, Any]:
@@ -129,9 +122,8 @@ def test_states_are_what_the_target_gives_when_it_decodes(target_folder):
             features = [target.prompts[0].hidden_states[None]]
             zero, one = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long)
             for token in answer:
-                features.append(
-                    target.forward(torch.tensor([[token]]), torch.ones(1, 1, 1, dtype=torch.bool), zero).hidden_states
-                )
+                output = target.forward(torch.tensor([[token]]), one.bool().view(1, 1, 1), zero)
+                features.append(output.hidden_states)
                 target.commit(zero, one)
             wanted = torch.cat(features, dim=1)[0]  # type: ignore[arg-type]
             torch.testing.assert_close(states.features[row, : len(wanted)], wanted, rtol=1e-3, atol=1e-3)
@@ -205,15 +197,9 @@ def test_the_second_pass_reads_guesses_where_there_are_any(qwen_folder):
     reader = reader_of(qwen_folder)
     network = new_video_head("sparrow", reader.model, visual_layer=1)
     states, learned = reader.batches([0, 1])[0]
-    seen = []
-    rows_of = network.rows
-
-    def rows(given: TargetStates, with_video: bool) -> Any:
-        seen.append(given)
-        return rows_of(given, with_video)
-
-    network.rows = rows  # type: ignore[method-assign]
+    network.rows = Mock(wraps=network.rows)
     (first, places), _ = drafting_passes(network, states, learned, 2, with_video=True)
+    seen = [call.args[0] for call in network.rows.call_args_list]
     for row in range(2):
         for number, place in enumerate(places.tolist()):
             kept = torch.equal(seen[1].features[row, place], states.features[row, place])
@@ -289,17 +275,10 @@ def test_answers_end_where_they_end(qwen_folder, monkeypatch):
     assert cut[:length] == whole[:length] and all(token == -1 for token in cut[length:])
 
 
-def same_states(left: list[tuple[TargetStates, Tensor]], right: list[tuple[TargetStates, Tensor]]) -> bool:
+def check_same(found: list[tuple[TargetStates, Tensor]], wanted: list[tuple[TargetStates, Tensor]]) -> None:
     """Bit for bit."""
-    pairs = zip(left, right, strict=True)
-    return all(
-        torch.equal(learned, other_learned)
-        and all(
-            value is None if other is None else torch.equal(value, other)
-            for value, other in zip(vars(states).values(), vars(other_states).values(), strict=True)
-        )
-        for (states, learned), (other_states, other_learned) in pairs
-    )
+    each = ([(vars(states), learned) for states, learned in parts] for parts in (found, wanted))
+    torch.testing.assert_close(*each, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("layer", [1, None])
@@ -327,12 +306,13 @@ def test_states_in_files_are_those_in_memory_and_are_worked_out_once(qwen_folder
     for _ in range(2):
         files = reader(folder)
         for numbers, wanted in zip(([0, 1], [4, 2, 2]), expected, strict=True):
-            assert same_states(files.batches(numbers), wanted)
+            check_same(files.batches(numbers), wanted)
     assert worked_out == [0, 1, 4, 2]
     never = reader_of(qwen_folder, layer, 0.0, lengths)
-    assert same_states(never.batches([4, 2, 2]), expected[1]) and not never._kept and 4 in memory._kept
-    with pytest.raises(UserError, match=r'^states: .* holds states with another target \("a", now "b"\)'):
-        reader(StatesFolder(folder.path, {"target": "b"})).batches([0])
+    check_same(never.batches([4, 2, 2]), expected[1])
+    assert not never._kept and 4 in memory._kept
+    other = reader(StatesFolder(folder.path, {"target": "b"}))
+    refused(r'^states: .* holds states with another target \("a", now "b"\)', other.batches, [0])
     refused("holds states with another answer", reader(folder, (9, 6, 8, 5, 8)).batches, [2])
     damaged = sorted(folder.path.iterdir())[1]
     damaged.write_bytes(damaged.read_bytes()[:200])
@@ -366,12 +346,9 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder, tmp_path, monkeyp
         qwen_folder, tmp_path / "a", answers=str(tmp_path / "answers"), memory_gib=1e-5, autocast=True, steps=4
     )
     loss, kept = VideoDrafterTask.loss, []
-
-    def watched(self: VideoDrafterTask, step: int, progress: float) -> Any:
-        kept.append(len(self.training._kept))
-        return loss(self, step, progress)
-
-    monkeypatch.setattr(VideoDrafterTask, "loss", watched)
+    monkeypatch.setattr(
+        VideoDrafterTask, "loss", lambda self, *given: kept.append(len(self.training._kept)) or loss(self, *given)
+    )
     stop_and_go_on(VideoDrafterTask, train_on_noise, config, tmp_path, 2)
     assert 0 < kept[-1] < config.num_videos
 
@@ -417,17 +394,11 @@ def test_a_share_of_steps_is_blind(qwen_folder, tmp_path, monkeypatch, kind, sha
     reader = reader_of(qwen_folder)
     config = training_config(qwen_folder, tmp_path, kind=kind, blind_share=share)
     task = VideoDrafterTask(config, reader.model, reader, reader)
-    seen = []
-    rows_of = task.drafter.rows
-
-    def rows(states: TargetStates, with_video: bool) -> Any:
-        seen.append(with_video)
-        return rows_of(states, with_video)
-
-    monkeypatch.setattr(task.drafter, "rows", rows)
+    monkeypatch.setattr(task.drafter, "rows", rows := Mock(wraps=task.drafter.rows))
     steps = 24 if 0 < expected < 1 else 4
     for step in range(steps):
         task.loss(step, 0.0)
+    seen = [call.args[1] for call in rows.call_args_list]
     blind = seen.count(False) / len(seen)
     assert abs(blind - expected) <= (0.3 if 0 < expected < 1 else 0.0)
 
@@ -446,9 +417,8 @@ def test_videos_of_several_sizes_are_learned_from_each_as_alone(qwen_folder, tmp
             patch.setattr(torch, "randint", lambda *args, **kwargs: torch.tensor(numbers))
             return float(task.loss(0, 0.0)[0].detach())
 
-    assert [
-        len(learned) for _, learned in TeacherForcing(model, both, answers, None, torch.float32, 0).batches([0, 1, 2])
-    ] == [2, 1]
+    parts = TeacherForcing(model, both, answers, None, torch.float32, 0).batches([0, 1, 2])
+    assert [len(learned) for _, learned in parts] == [2, 1]
     assert loss(both, [0, 1, 2]) == pytest.approx((2 * loss(short, [0, 2]) + loss(long, [1])) / 3, rel=1e-4)
 
 
@@ -469,8 +439,7 @@ def test_a_users_own_videos_train_a_drafter(qwen_folder, tmp_path, capsys):
     assert answers == ["heldout-0000000.safetensors", "train-0000000.safetensors"]
     with safe_open(tmp_path / "run" / "answers" / answers[1], "pt") as file:
         assert len(file.get_tensor("tokens")) == 2 * len(CAPTION_PROMPTS)
-    assert main([*arguments, "--questions", str(tmp_path / "none.txt")]) == 2
-    assert "none.txt" in capsys.readouterr().err
+    refuses(capsys, main([*arguments, "--questions", str(tmp_path / "none.txt")]), "none.txt")
     (tmp_path / "one" / "only").mkdir(parents=True)
-    assert main([*arguments[:5], str(tmp_path / "one"), "--output", str(tmp_path / "other")]) == 2
-    assert "give two or more" in capsys.readouterr().err
+    code = main([*arguments[:5], str(tmp_path / "one"), "--output", str(tmp_path / "other")])
+    refuses(capsys, code, "give two or more")

@@ -1,11 +1,13 @@
 """Every architecture: exact methods say what the unmodified class's own `generate` says, and others are refused."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from refusals import raised, refused
+from tiny_video_llms import by_generate
 from torch import Tensor
 from transformers import InternVLConfig, LlamaConfig
 
@@ -27,13 +29,6 @@ NAMES = tuple(ARCHITECTURES)
 LENGTH = 10
 LONG = 12
 """Frames of a video whose last moment has a greater position than the question behind it."""
-
-
-def by_generate(model: Any, inputs: dict[str, Tensor], **options: Any) -> list[int]:
-    model = deepcopy(model)  # it keeps positions on itself
-    model.generation_config.eos_token_id = None
-    tokens = model.generate(**inputs, max_new_tokens=LENGTH, pad_token_id=0, do_sample=False, **options)
-    return tokens[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def answers(
@@ -70,7 +65,7 @@ def test_every_exact_method_says_what_generate_says(name, models, inputs_of):
     """Two requests, which take turns in one batch or on one model object; one of them long."""
     model, draft = models(name), models(name, 5, 2)
     inputs = [inputs_of(name, 1, 6), inputs_of(name, 3, 4, LONG)]
-    expected = [by_generate(model, each) for each in inputs]
+    expected = [by_generate(model, each, LENGTH) for each in inputs]
     assert all(len(set(each)) > 2 for each in expected), "a constant answer would prove nothing"
     for method in exact_methods():
         if method.name == "parallelvlm":
@@ -84,7 +79,7 @@ def test_every_exact_method_says_what_generate_says(name, models, inputs_of):
 def test_an_answer_ends_at_its_end_wherever_that_is(name, models, inputs_of):
     """By every exact method; with the target drafting for itself nearly all is accepted, so ends lie inside drafts."""
     model, draft, inputs = models(name), models(name, 5, 2), inputs_of(name, 1)
-    whole = by_generate(model, inputs)
+    whole = by_generate(model, inputs, LENGTH)
     for method in [*one_of_each(), SpeculativeConfig(drafter="self", draft_length=4, keep_ratio=0.5)]:
         for stop in list(dict.fromkeys(whole))[::6]:
             expected = whole[: whole.index(stop) + 1]  # as `generate` ends one
@@ -109,28 +104,23 @@ def test_what_is_seen_of_a_prompt_is_the_models_own(name, models, inputs_of):
 
 
 def test_a_pruned_request_keeps_the_deepstack_of_what_is_left(models, inputs_of):
-    request = prepare_request(models("qwen3_vl"), inputs_of("qwen3_vl", 0))
+    model = models("qwen3_vl")
+    request = prepare_request(model, inputs_of("qwen3_vl", 0))
     kept = torch.tensor([0, 9, 17, 31])  # of all four spans
     pruned = keep_visual(request, kept)
     for whole, left in zip(request.deepstack, pruned.deepstack, strict=True):
         assert torch.equal(left, whole[kept])
     # Tokens that nobody sees, masked in the whole prompt, must not have mattered.
-    model = models("qwen3_vl")
     target = VideoTarget(model, pruned)
     stays = torch.ones(request.length, dtype=torch.bool)
     stays[request.is_visual.nonzero()[:, 0]] = False
     stays[request.is_visual.nonzero()[kept, 0]] = True
     mask = stays[None, None, None, :] & torch.ones(request.length, request.length, dtype=torch.bool).tril()
     mask |= torch.eye(request.length, dtype=torch.bool)
+    given = {"inputs_embeds": request.inputs_embeds, "position_ids": request.position_ids, "use_cache": False}
+    deep = {"visual_pos_masks": request.is_visual[None], "deepstack_visual_embeds": list(request.deepstack)}
     with torch.no_grad():
-        states = model.model.language_model(
-            inputs_embeds=request.inputs_embeds,
-            attention_mask=mask,
-            position_ids=request.position_ids,
-            visual_pos_masks=request.is_visual[None],
-            deepstack_visual_embeds=list(request.deepstack),
-            use_cache=False,
-        ).last_hidden_state
+        states = model.model.language_model(**given, **deep, attention_mask=mask).last_hidden_state
     wanted = model.lm_head(states)[0, -1]
     torch.testing.assert_close(target.prefill().logits[0, -1], wanted, rtol=1e-3, atol=1e-3)
 
@@ -144,11 +134,6 @@ def test_every_input_that_an_architecture_needs_is_asked_for(models, inputs_of):
 
 @pytest.mark.parametrize("config", [InternVLConfig(), LlamaConfig()])
 def test_other_architectures_are_refused_by_name(config):
-    class Model:
-        pass
-
-    model = Model()
-    model.config = config  # type: ignore[attr-defined]
-    refused(f"{config.model_type!r}.*Qwen3-VL", architecture_of, model)
+    refused(f"{config.model_type!r}.*Qwen3-VL", architecture_of, SimpleNamespace(config=config))
     refused("cannot answer about videos", find_architecture, None)
     raised(ValueError, "text_config", layer_classes, "mamba")

@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from video_order import backwards, order_answers
 
+from scenes.captions import story_captions
 from scenes.captions.story_caption_parser import read_claims
-from scenes.captions.story_captions import (
-    compose_written_caption,
-    compose_written_questions,
-    true_claims,
-    written_accuracy,
-    written_vocabulary,
-)
 from scenes.captions.story_wordings import EMPTY, NUMBERS, WORDINGS
 from scenes.rendering.story import sample_story
 
@@ -32,14 +26,14 @@ STORIES = [sample_story(seed, 32, "all") for seed in range(60)]
 )
 def test_every_wording_of_every_story_is_read_back(seed, frames, split, wording):
     story = sample_story(seed, frames, split)
-    caption = compose_written_caption(story, wording)
-    assert read_claims(caption.text) == true_claims(story) == caption.claims
+    caption = story_captions.compose_written_caption(story, wording)
+    assert read_claims(caption.text) == story_captions.true_claims(story) == caption.claims
 
 
 def test_wordings_and_orders_differ_and_mean_the_same():
     story = STORIES[0]
-    captions = [compose_written_caption(story, seed).text for seed in range(40)]
-    assert len(set(captions)) == 40 and compose_written_caption(story, 3).text == captions[3]
+    captions = [story_captions.compose_written_caption(story, seed).text for seed in range(40)]
+    assert len(set(captions)) == 40 and story_captions.compose_written_caption(story, 3).text == captions[3]
     assert len({read_claims(text) for text in captions}) == 1
     text = " ".join(captions)
     for words in ("then", "after", "before", "that", "it", "seems", "nothing"):
@@ -87,20 +81,20 @@ def test_bad_grammar_is_read_for_what_it_says():
 def test_wrong_captions_are_less_right_and_a_lie_costs_what_it_claims():
     scores = []
     for story, other in itertools.pairwise(STORIES):
-        text = compose_written_caption(story, 0).text
-        assert written_accuracy(story, text) == 1.0
-        assert 0 < written_accuracy(story, text[: len(text) // 2]) < 1
-        scores.append(written_accuracy(story, compose_written_caption(other, 0).text))
+        text = story_captions.compose_written_caption(story, 0).text
+        assert story_captions.written_accuracy(story, text) == 1.0
+        assert 0 < story_captions.written_accuracy(story, text[: len(text) // 2]) < 1
+        scores.append(story_captions.written_accuracy(story, story_captions.compose_written_caption(other, 0).text))
         for ground, lie in (("grass", "sand"), ("sand", "wood"), ("wood", "grass")):
             if ground == story.frames[0].ground:
-                assert len(read_claims(text.replace(ground, lie)) ^ true_claims(story)) == 2
+                assert len(read_claims(text.replace(ground, lie)) ^ story_captions.true_claims(story)) == 2
     assert statistics.mean(scores) < 0.2
 
 
 def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides():
     right = wrong = 0
     for story in STORIES:
-        forwards, back = (compose_written_caption(each, 1).text for each in (story, backwards(story)))
+        forwards, back = (story_captions.compose_written_caption(each, 1).text for each in (story, backwards(story)))
         answers = order_answers(story, forwards)
         assert answers[1] == 0 and answers[0] >= len(story.events) - 1
         found = order_answers(story, back)
@@ -109,17 +103,17 @@ def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides():
 
 
 def test_the_vocabulary_covers_everything_said_and_questions_have_answers():
-    known = set(written_vocabulary())
+    known = set(story_captions.written_vocabulary())
     for seed, story in enumerate(STORIES):
-        questions = compose_written_questions(story)
+        questions = story_captions.compose_written_questions(story)
         answers = dict(questions)
         setting = read_claims(f"{answers['how is it lit?']} . {answers['what is the ground?']} .")
         assert ("light", story.light) in setting and ("ground", story.frames[0].ground) in setting
         places = [(each, answers[each]) for each in answers if each.endswith("at the start?")]
         told = " ".join(f"{each[9:-14]} is {answer}." for each, answer in places)
-        assert places and read_claims(told) <= true_claims(story)
+        assert places and read_claims(told) <= story_captions.true_claims(story)
         counts = [1 + NUMBERS.index(answers[each]) for each in answers if re.search("are (small|large)", each)]
         assert sum(counts) == len(story.objects)
         assert len(questions) >= 7 and len({question for question, _ in questions}) == len(questions)
-        said = compose_written_caption(story, seed).text + " ".join(" ".join(each) for each in questions)
+        said = story_captions.compose_written_caption(story, seed).text + " ".join(" ".join(each) for each in questions)
         assert set(re.findall(r"\w+", said)) <= known

@@ -14,35 +14,24 @@ from scenes.judge.network import STRIDE, SceneJudge, load_judge
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, object_boxes, sample_scene
 from scenes.training import judge as judge_training
 from scenes.training.data import RenderedSceneSource, SceneBatch
-from scenes.training.judge import (
-    JudgeTargets,
-    JudgeTask,
-    JudgeTrainingConfig,
-    build_targets,
-    centre_loss,
-    degrade,
-    gaussian_blur,
-    judge_loss,
-    train_judge,
-)
 from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 
 CPU = torch.device("cpu")
 
 
-def small_config(folder: Path, **changes: object) -> JudgeTrainingConfig:
+def small_config(folder: Path, **changes: object) -> judge_training.JudgeTrainingConfig:
     values: dict = {
         "output": str(folder), "image_size": 64, "block_out_channels": (8, 16, 16, 16), "batch_size": 6, "steps": 3,
         "warmup_steps": 5, "learning_rate": 4e-3, "evaluation_size": 4, "log_every": 1, "evaluate_every": 3,
         "sample_every": 3, "num_threads": 1, "autocast": False,
     }  # fmt: skip
-    return JudgeTrainingConfig(**(values | changes))
+    return judge_training.JudgeTrainingConfig(**(values | changes))
 
 
 def test_centres_lie_in_the_boxes_of_their_objects():
     scenes = [sample_scene(seed, "all") for seed in range(40)]
-    targets = build_targets(scenes, 32)
+    targets = judge_training.build_targets(scenes, 32)
     assert (targets.heat == 1).sum() == len(targets.picture) == sum(len(scene.objects) for scene in scenes)
     boxes = torch.cat([object_boxes(scene, 128) for scene in scenes]) / STRIDE
     middle = torch.stack([targets.column, targets.row], dim=-1) + 0.5
@@ -57,7 +46,7 @@ def test_centres_lie_in_the_boxes_of_their_objects():
 
 def test_heat_is_a_bump_around_each_centre():
     scene = next(s for s in map(sample_scene, range(99)) if len(s.objects) == 2)
-    targets = build_targets([scene], 32)
+    targets = judge_training.build_targets([scene], 32)
     for row, column in ((3, 4), (17, 12), (20, 31)):
         distances = [(row - r) ** 2 + (column - c) ** 2 for r, c in zip(targets.row, targets.column, strict=True)]
         expected = max(math.exp(-distance / 2) for distance in distances)
@@ -72,10 +61,10 @@ def test_centre_loss_by_its_formula():
     for logit, truth in zip(logits.flatten().tolist(), heat.flatten().tolist(), strict=True):
         p = 1 / (1 + math.exp(-logit))
         total -= (1 - p) ** 2 * math.log(p) if truth == 1 else (1 - truth) ** 4 * p**2 * math.log(1 - p)
-    assert centre_loss(logits, heat).item() == pytest.approx(total / 2, rel=1e-5)
+    assert judge_training.centre_loss(logits, heat).item() == pytest.approx(total / 2, rel=1e-5)
 
 
-def slow_loss(output: object, targets: JudgeTargets, name: str) -> float:
+def slow_loss(output: object, targets: judge_training.JudgeTargets, name: str) -> float:
     """Weighted mean over the cells around every centre, one at a time."""
     values, total, weights = getattr(output, name), 0.0, 0.0
     grid = values.shape[-1]
@@ -97,10 +86,10 @@ def slow_loss(output: object, targets: JudgeTargets, name: str) -> float:
 def test_object_losses_by_a_slow_loop():
     torch.manual_seed(0)
     scenes = [sample_scene(seed) for seed in range(4)]
-    targets = build_targets(scenes, 16)
+    targets = judge_training.build_targets(scenes, 16)
     targets.column[0] = 0  # a centre at the border, whose cells outside do not count
     output = SceneJudge(64, (4, 4, 4, 4))(torch.rand(4, 3, 64, 64))
-    _, parts = judge_loss(output, targets)
+    _, parts = judge_training.judge_loss(output, targets)
     for name in (*ATTRIBUTE_VALUES, "depth"):
         assert parts[name].item() == pytest.approx(slow_loss(output, targets, name), rel=1e-5)
     assert set(parts) == {"centre", "screen_x", "depth", *ATTRIBUTE_VALUES, *SETTING_VALUES}
@@ -109,7 +98,7 @@ def test_object_losses_by_a_slow_loop():
 def test_blur_keeps_the_mean_and_spreads_a_point():
     image = torch.zeros(1, 3, 31, 31)
     image[:, :, 15, 15] = 1.0
-    blurred = gaussian_blur(image, 1.5)
+    blurred = judge_training.gaussian_blur(image, 1.5)
     assert blurred.sum().item() == pytest.approx(3.0, rel=1e-5)
     offsets = torch.arange(31) - 15.0
     assert (blurred[0, 0].sum(0) * offsets.square()).sum().sqrt().item() == pytest.approx(1.5, rel=0.05)
@@ -117,12 +106,14 @@ def test_blur_keeps_the_mean_and_spreads_a_point():
 
 def test_degraded_pictures_repeat_and_keep_their_content():
     images = RenderedSceneSource(64, CPU)(0, 8, "train").images * 0.5 + 0.5
-    first, again, other = (degrade(images, 0.5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        judge_training.degrade(images, 0.5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert first.shape == images.shape and first.min() >= 0 and first.max() <= 1
     difference = (first - images).abs().mean()
     assert 0.005 < difference < 0.1
-    sharp = degrade(images, 0.0, torch.Generator().manual_seed(1))
+    sharp = judge_training.degrade(images, 0.0, torch.Generator().manual_seed(1))
     assert (sharp - images).abs().mean() < difference
 
 
@@ -133,7 +124,7 @@ def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path):
         return source(0, count, split)
 
     config = small_config(tmp_path, steps=80, degraded_share=0.0, evaluate_every=80, sample_every=80)
-    result = train_judge(config, one_batch)
+    result = judge_training.train_judge(config, one_batch)
     assert result.finished and result.step == 80
     assert set(result.evaluation) >= {"shape", "degraded_colour", "relation", "count", "prompt"}
     losses = [entry["loss"] for entry in read_jsonl(tmp_path / "log.jsonl") if "loss" in entry]
@@ -141,7 +132,7 @@ def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path):
     judge = load_judge(tmp_path / "export")
     assert tuple(judge.config.block_out_channels) == (8, 16, 16, 16)
     assert (tmp_path / "samples" / "0000080.png").is_file()
-    assert train_judge(small_config(tmp_path, steps=81), one_batch).step == 81
+    assert judge_training.train_judge(small_config(tmp_path, steps=81), one_batch).step == 81
 
 
 def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path, monkeypatch):
@@ -150,7 +141,7 @@ def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path, m
     vqvae.save_pretrained(tmp_path / "vqvae")
     monkeypatch.setattr(judge_training, "_RECONSTRUCTIONS", 5)
     config = small_config(tmp_path, vqvae=str(tmp_path / "vqvae"), batch_size=8)
-    task = JudgeTask(config, RenderedSceneSource(64, CPU), CPU)
+    task = judge_training.JudgeTask(config, RenderedSceneSource(64, CPU), CPU)
     images, scenes = task._batch(7)
     again, same_scenes = task._batch(7)
     assert torch.equal(images, again) and scenes == same_scenes and len(images) == len(scenes) == 8
@@ -165,4 +156,4 @@ def test_bad_settings_are_named(tmp_path):
     for changes, name in (({"image_size": 40}, "image_size"), ({"block_out_channels": (8, 8)}, "block_out_channels")):
         refused(name, small_config, tmp_path, **changes)
     with pytest.raises(UserError, match="vqvae"):
-        train_judge(small_config(tmp_path, vqvae=str(tmp_path / "none")))
+        judge_training.train_judge(small_config(tmp_path, vqvae=str(tmp_path / "none")))

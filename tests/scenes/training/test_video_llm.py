@@ -20,16 +20,7 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import COLOURS, SHAPES
 from scenes.rendering.story import sample_story
 from scenes.rendering.video import KINDS
-from scenes.training import video_llm
-from scenes.training.video_data import (
-    IGNORED,
-    VIDEO_GROUNDING,
-    Conversations,
-    RenderedVideoSource,
-    grounding_targets,
-    pad,
-    qwen_patches,
-)
+from scenes.training import video_data, video_llm
 from scenes.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig, train_video_llm
 from scenes.training.video_views import hidden_states
 from vargen.base.errors import UserError
@@ -60,7 +51,7 @@ def training_config(folder: Path, **changes: Any) -> VideoLLMTrainingConfig:
     return VideoLLMTrainingConfig(**{"shape": model_config(), **values, **changes})
 
 
-SOURCE = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+SOURCE = video_data.RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
 
 
 def task_of(config: VideoLLMTrainingConfig) -> VideoLLMTask:
@@ -75,7 +66,7 @@ def batch():
 def test_patches_are_the_processors(batch):
     processor = build_processor(SIZE, 8)
     bytes_of = (batch.frames * 255).round().to(torch.uint8)
-    patches, grid = qwen_patches(bytes_of.float() / 255, 8)
+    patches, grid = video_data.qwen_patches(bytes_of.float() / 255, 8)
     for number, frames in enumerate(bytes_of):
         inputs = processor_inputs(processor, VideoFrames.from_frames(frames), "what?")
         expected = inputs["pixel_values_videos"]
@@ -135,7 +126,7 @@ def test_what_is_asked_about_grows_like_the_question(tmp_path, monkeypatch):
     monkeypatch.setattr(video_llm, "alignment_loss", lambda *given: told.append(given[-1]) or torch.zeros(()))
     task.loss(0, 0.0)
     videos = [sample_story(number, FRAMES) for number in range(6)]
-    truth = grounding_targets(videos, range(1, FRAMES, 2), config.shape.grid_size)
+    truth = video_data.grounding_targets(videos, range(1, FRAMES, 2), config.shape.grid_size)
     kinds = set()
     for number, (video, shown) in enumerate(zip(videos, told[0], strict=True)):
         ids, _, named = task._about(FRAMES).about(video, 0, 1.0)
@@ -150,24 +141,24 @@ def test_what_is_asked_about_grows_like_the_question(tmp_path, monkeypatch):
 
 def test_only_answers_are_learned():
     tokenizer = build_processor(SIZE, 8).tokenizer
-    conversations = Conversations(tokenizer, 8)
+    conversations = video_data.Conversations(tokenizer, 8)
     turns = [("what does the red cube do?", "it appears"), ("how many objects are there in the video?", "two")]
     ids, labels = conversations.sample(turns)
-    learned = tokenizer.decode([label for label in labels if label != IGNORED])
+    learned = tokenizer.decode([label for label in labels if label != video_data.IGNORED])
     assert learned.split() == ["it", "appears", "<|im_end|>", "two", "<|im_end|>"]
     assert ids.count(tokenizer.convert_tokens_to_ids("<|video_pad|>")) == 8
-    assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
-    padded_ids, padded_labels = pad([(ids, labels), (ids[:5], labels[:5])], 0)
-    assert padded_ids[1, 5:].eq(0).all() and padded_labels[1, 5:].eq(IGNORED).all()
+    assert all(label in (video_data.IGNORED, token) for token, label in zip(ids, labels, strict=True))
+    padded_ids, padded_labels = video_data.pad([(ids, labels), (ids[:5], labels[:5])], 0)
+    assert padded_ids[1, 5:].eq(0).all() and padded_labels[1, 5:].eq(video_data.IGNORED).all()
 
 
 def test_captions_and_questions_come_in_their_shares():
-    conversations = Conversations(build_processor(SIZE, 8).tokenizer, 8)
+    conversations = video_data.Conversations(build_processor(SIZE, 8).tokenizer, 8)
     video = sample_story(3, 8)
     caption = compose_written_caption(video, 5).text
     _, labels, named = conversations.about(video, 5, question_share=0.0)
     assert named == (0, 0)
-    words = conversations.tokenizer.decode([label for label in labels if label != IGNORED][:-1])
+    words = conversations.tokenizer.decode([label for label in labels if label != video_data.IGNORED][:-1])
     assert words.replace(" .", ".").replace(" ,", ",") == caption
     shares = [len(conversations.about(video, seed, 0.5)[1]) > 100 for seed in range(60)]
     assert 15 < sum(shares) < 45
@@ -177,7 +168,7 @@ def test_visual_tokens_are_told_what_they_show():
     """The cell in which an object's middle lies is told its name, unless a nearer object's box is in front of it."""
     videos = [sample_story(seed, 8) for seed in range(30)]
     grid, checked = 6, 0
-    targets = grounding_targets(videos, [1, 7], grid)
+    targets = video_data.grounding_targets(videos, [1, 7], grid)
     assert targets["colour"].shape == (30, 2 * grid * grid)
     for number, video in enumerate(videos):
         for place, step in enumerate([1, 7]):
@@ -204,16 +195,18 @@ def test_visual_tokens_are_told_the_setting_and_what_happens():
     light; and of an object what happens to it, while it does."""
     videos, grid = [sample_story(seed, 16) for seed in range(24)], 8
     steps = range(1, 16, 2)
-    told = {name: each.view(24, 8, grid, grid) for name, each in grounding_targets(videos, steps, grid).items()}
+    told = {
+        name: each.view(24, 8, grid, grid) for name, each in video_data.grounding_targets(videos, steps, grid).items()
+    }
     mask = SceneRenderer(8 * grid)(videos[0].frames[:1]).ground_mask.view(grid, 8, grid, 8).mean((1, 3))
     seen = set()
     for number, video in enumerate(videos):
         scene, bare = video.frames[0], told["shape"][number] == 0
         surface = told["surface"][number]
-        names = VIDEO_GROUNDING["surface"]
+        names = video_data.VIDEO_GROUNDING["surface"]
         expected = torch.where(mask > 0.5, 1 + names.index(scene.ground), 1 + names.index(scene.sky)).expand(8, -1, -1)
         assert torch.equal(surface, expected * bare)
-        assert told["light"][number].eq(1 + VIDEO_GROUNDING["light"].index(video.light)).all()
+        assert told["light"][number].eq(1 + video_data.VIDEO_GROUNDING["light"].index(video.light)).all()
         assert not told["event"][number][bare].any()
         for turn, event in enumerate(video.events):
             colour, shape = video.name_in(turn)
@@ -285,7 +278,7 @@ def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path):
     task = task_of(training_config(tmp_path))
 
     def words(name: str, value: str) -> dict[str, float]:
-        shares = task.shown_words[name][1 + VIDEO_GROUNDING[name].index(value)]
+        shares = task.shown_words[name][1 + video_data.VIDEO_GROUNDING[name].index(value)]
         return {task.tokenizer.decode([number]): float(shares[number]) for number in shares.nonzero()[:, 0].tolist()}
 
     assert words("shape", "sphere") == {"ball": 0.5, "sphere": 0.5}

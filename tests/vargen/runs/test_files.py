@@ -21,15 +21,6 @@ from refusals import raised, refused
 
 from vargen.base.errors import UserError
 from vargen.runs import files
-from vargen.runs.files import (
-    append_jsonl,
-    atomic_folder,
-    atomic_path,
-    own_folder,
-    read_jsonl,
-    remove_leftovers,
-    write_atomic,
-)
 
 fork = multiprocessing.get_context("fork")  # a bare file or two: nothing here has started a thread
 
@@ -84,15 +75,15 @@ def another_process(hold: Callable[[], contextlib.AbstractContextManager[object]
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_kill_at_the_rename_of_a_file_leaves_the_old_or_the_new(tmp_path, after):
-    write_atomic(tmp_path / "a", "old")
-    assert killed_at_rename(lambda: write_atomic(tmp_path / "a", "new"), 0, after)
+    files.write_atomic(tmp_path / "a", "old")
+    assert killed_at_rename(lambda: files.write_atomic(tmp_path / "a", "new"), 0, after)
     assert (tmp_path / "a").read_text() == ("new" if after else "old")
-    remove_leftovers(tmp_path)
+    files.remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["a"]
 
 
 def replace_folder(path: Path, content: str) -> None:
-    with atomic_folder(path) as temporary:
+    with files.atomic_folder(path) as temporary:
         for name in ("one", "two"):
             (temporary / name).write_text(content)
 
@@ -103,7 +94,7 @@ def test_a_kill_at_either_rename_of_a_folder_leaves_the_old_or_the_new(tmp_path,
     path = tmp_path / "some.folder"
     replace_folder(path, "old")
     assert killed_at_rename(lambda: replace_folder(path, "new"), number, after)
-    remove_leftovers(tmp_path)
+    files.remove_leftovers(tmp_path)
     whole = "new" if (number, after) == (1, True) else "old"
     assert os.listdir(tmp_path) == ["some.folder"]
     assert {name: (path / name).read_text() for name in os.listdir(path)} == {"one": whole, "two": whole}
@@ -113,15 +104,15 @@ def test_a_folder_that_a_kill_took_away_is_there_again_for_the_next_run(tmp_path
     replace_folder(tmp_path / "out", "old")
     assert killed_at_rename(lambda: replace_folder(tmp_path / "out", "new"), 0, after=True)
     assert not (tmp_path / "out").exists()
-    with own_folder(tmp_path / "out"):
+    with files.own_folder(tmp_path / "out"):
         assert (tmp_path / "out" / "one").read_text() == "old"
     assert os.listdir(tmp_path) == ["out"]
 
 
 def test_an_exception_leaves_what_was_there(tmp_path):
     replace_folder(tmp_path / "folder", "old")
-    write_atomic(tmp_path / "file", "old")
-    for context in (atomic_path(tmp_path / "file"), atomic_folder(tmp_path / "folder")):
+    files.write_atomic(tmp_path / "file", "old")
+    for context in (files.atomic_path(tmp_path / "file"), files.atomic_folder(tmp_path / "folder")):
         with pytest.raises(KeyboardInterrupt), context:
             raise KeyboardInterrupt
     assert (tmp_path / "folder" / "one").read_text() == (tmp_path / "file").read_text() == "old"
@@ -184,7 +175,7 @@ def test_a_copy_of_a_model_follows_no_link_out_of_it(tmp_path):
 def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(tmp_path):
     seen = set()
     for _ in range(3):
-        with atomic_path(tmp_path / "a") as temporary:
+        with files.atomic_path(tmp_path / "a") as temporary:
             seen.add(temporary.name)
     assert len(seen) == 3 and all(len(name) >= 16 for name in seen)
     (tmp_path / "plain").touch()
@@ -193,7 +184,7 @@ def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(
 
 
 def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path):
-    with atomic_folder(tmp_path / "model") as temporary:
+    with files.atomic_folder(tmp_path / "model") as temporary:
         (temporary / "part").mkdir()
         (temporary / "part" / "weights").touch(mode=0o600)  # as safetensors does
     (tmp_path / "usual").touch()
@@ -204,9 +195,12 @@ def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path):
 def test_what_a_living_process_writes_is_not_cleared_away(tmp_path, monkeypatch, locks):
     if not locks:
         monkeypatch.setattr(files, "fcntl", None)
-    with another_process(lambda: atomic_path(tmp_path / "a")), another_process(lambda: atomic_folder(tmp_path / "b")):
+    with (
+        another_process(lambda: files.atomic_path(tmp_path / "a")),
+        another_process(lambda: files.atomic_folder(tmp_path / "b")),
+    ):
         assert len(hidden(tmp_path)) == 2
-        remove_leftovers(tmp_path)
+        files.remove_leftovers(tmp_path)
         assert len(hidden(tmp_path)) == 2
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
@@ -218,29 +212,29 @@ def test_planted_leftovers_harm_nobody(tmp_path):
     inside.mkdir()
     (inside / ".0123456789abcdef.vargen-tmp").symlink_to(tmp_path / "mine")
     os.mkfifo(inside / ".1123456789abcdef.vargen-tmp")
-    remove_leftovers(inside)
+    files.remove_leftovers(inside)
     assert (tmp_path / "mine").read_text() == "mine"
     assert os.listdir(inside) == [".0123456789abcdef.vargen-tmp"]
 
 
 def test_one_run_at_a_time_in_a_folder(tmp_path):
     folder = tmp_path / "new" / "out"
-    with another_process(lambda: own_folder(folder)):
-        with pytest.raises(UserError, match="another run is writing to"), own_folder(folder):
+    with another_process(lambda: files.own_folder(folder)):
+        with pytest.raises(UserError, match="another run is writing to"), files.own_folder(folder):
             pass
         assert folder.is_dir()
-    with own_folder(folder):
+    with files.own_folder(folder):
         (folder / "kept").touch()
-    with own_folder(folder):
+    with files.own_folder(folder):
         assert (folder / "kept").exists()
 
 
 def test_a_folder_in_which_nothing_was_kept_is_gone_again(tmp_path):
-    with pytest.raises(ValueError), own_folder(tmp_path / "new" / "out"):
+    with pytest.raises(ValueError), files.own_folder(tmp_path / "new" / "out"):
         raise ValueError
     assert os.listdir(tmp_path) == []
     (tmp_path / "was there").mkdir()
-    with own_folder(tmp_path / "was there"):
+    with files.own_folder(tmp_path / "was there"):
         pass
     assert os.listdir(tmp_path) == ["was there"]
 
@@ -249,7 +243,7 @@ def test_a_killed_runs_leftovers_are_cleared_where_the_next_one_writes(tmp_path)
     for place in (tmp_path, tmp_path / "a" / "images", tmp_path / "other"):
         place.mkdir(parents=True, exist_ok=True)
         (place / ".0123456789abcdef.vargen-tmp").write_bytes(b"torn")
-    with own_folder(tmp_path, ("*/images",)):
+    with files.own_folder(tmp_path, ("*/images",)):
         pass
     assert [path.parent.name for path in tmp_path.rglob(".*")] == ["other"]
 
@@ -262,23 +256,23 @@ def test_whatever_was_torn_off_a_file_of_records_the_next_one_is_whole(before, t
         path = Path(folder) / "a.jsonl"
         lines = b"".join(json.dumps({"n": byte}).encode() + b"\n" for byte in before)
         path.write_bytes(lines + torn.replace(b"\n", b""))
-        append_jsonl(path, {"last": "ä"})
-        assert read_jsonl(path) == [{"n": byte} for byte in before] + [{"last": "ä"}]
+        files.append_jsonl(path, {"last": "ä"})
+        assert files.read_jsonl(path) == [{"n": byte} for byte in before] + [{"last": "ä"}]
 
 
 def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path):
     """A disk that fills up after half of a line."""
     path = tmp_path / "a.jsonl"
-    append_jsonl(path, {"n": 1})
+    files.append_jsonl(path, {"n": 1})
     whole = path.read_bytes()
     with file_size_limit(len(whole) + 4), pytest.raises(OSError, match="File too large"):
-        append_jsonl(path, {"n": 2})
+        files.append_jsonl(path, {"n": 2})
     assert path.read_bytes() == whole
 
 
 def test_a_record_that_comes_twice_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1, "b": 2}\n{"a": 1, "b": 3}\n{"a": 1, "b": 2}\n')
-    assert len(read_jsonl(path)) == 3
-    refused("line 3 repeats the record of line 1", read_jsonl, path, once=("a", "b"))
-    refused("line 2 repeats the record of line 1", read_jsonl, path, once=("a",))
+    assert len(files.read_jsonl(path)) == 3
+    refused("line 3 repeats the record of line 1", files.read_jsonl, path, once=("a", "b"))
+    refused("line 2 repeats the record of line 1", files.read_jsonl, path, once=("a",))

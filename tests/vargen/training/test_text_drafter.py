@@ -15,16 +15,7 @@ from resumed import stop_and_go_on
 import specdecode
 from vargen.cli import main
 from vargen.drafters.text_draft_head import load_text_drafter
-from vargen.training.text_drafter import (
-    Answered,
-    TextDrafterTask,
-    TextDrafterTrainingConfig,
-    TextStates,
-    batch_of,
-    frequent_tokens,
-    model_logits,
-    train_text_drafter,
-)
+from vargen.training import text_drafter
 from vargen.training.text_prompts import TextAnswers, TextPrompts, compose_prompts
 from vargen.training.unrolled import guesses_by_level
 
@@ -35,8 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
-    return TextDrafterTrainingConfig(
+def config(tmp_path: Path, folder: Path) -> text_drafter.TextDrafterTrainingConfig:
+    return text_drafter.TextDrafterTrainingConfig(
         output=str(tmp_path / "run"), model=str(folder), steps=25, log_every=20, num_threads=1, batch_size=4,
         prompts_file=str(text_models.prompts_file(tmp_path / "prompts.txt", 30)), max_new_tokens=16,
         evaluation_size=6, num_decoded_prompts=3, draft_vocab_size=38, **DRAFT_STEPS,
@@ -44,8 +35,8 @@ def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
 
 
 def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, folder):
-    untrained = train_text_drafter(replace(config, steps=1, learning_rate=1e-9)).evaluation
-    result = train_text_drafter(replace(config, output=config.output + "-longer"))
+    untrained = text_drafter.train_text_drafter(replace(config, steps=1, learning_rate=1e-9)).evaluation
+    result = text_drafter.train_text_drafter(replace(config, output=config.output + "-longer"))
     learned = result.evaluation
     assert result.finished
     assert learned["agreement_1"] > untrained["agreement_1"] + 0.1
@@ -65,8 +56,10 @@ def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, fold
 
 def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
     config = replace(config, steps=4, answers=str(tmp_path / "answers"))
-    stopped = stop_and_go_on(TextDrafterTask, train_text_drafter, config, tmp_path, 2)
-    refused("draft_vocab_size", train_text_drafter, replace(config, output=str(stopped), draft_vocab_size=20))
+    stopped = stop_and_go_on(text_drafter.TextDrafterTask, text_drafter.train_text_drafter, config, tmp_path, 2)
+    refused(
+        "draft_vocab_size", text_drafter.train_text_drafter, replace(config, output=str(stopped), draft_vocab_size=20)
+    )
 
 
 def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(folder):
@@ -97,12 +90,14 @@ def test_guesses_in_training_are_those_of_drafting(config, folder):
         parameter.add_(torch.randn_like(parameter) * 0.05)
     head.eval()
     layers = head.feature_layers
-    texts = [Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in ((14, 4), (17, 9), (12, 1))]
-    known = TextStates(model, layers, torch.float32, 1e9)
-    batch = batch_of(texts, [known.of(*each) for each in enumerate(texts)])
+    texts = [
+        text_drafter.Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in ((14, 4), (17, 9), (12, 1))
+    ]
+    known = text_drafter.TextStates(model, layers, torch.float32, 1e9)
+    batch = text_drafter.batch_of(texts, [known.of(*each) for each in enumerate(texts)])
     assert batch.learned.sum(1).tolist() == [len(each.tokens) - each.prompt_length - 1 for each in texts]
     assert batch.positions[0, batch.first - 1] == 0
-    truth = model_logits(model, batch.states[:, 1:, -int(head.config.dim) :]).logsumexp(-1)
+    truth = text_drafter.model_logits(model, batch.states[:, 1:, -int(head.config.dim) :]).logsumexp(-1)
     torch.testing.assert_close(batch.totals[batch.learned], truth[batch.learned])
     fused = head.fused(batch.states[:, :-1])
     levels = guesses_by_level(head, batch.tokens, fused, batch.positions, batch.valid, batch.first, 3)
@@ -117,7 +112,7 @@ def test_guesses_in_training_are_those_of_drafting(config, folder):
                 torch.testing.assert_close(levels[level][row, column + level], state, atol=2e-5, rtol=1e-4)
 
 
-def _drafted(head: Any, model: Any, text: Answered, pair: int) -> list[torch.Tensor]:
+def _drafted(head: Any, model: Any, text: text_drafter.Answered, pair: int) -> list[torch.Tensor]:
     """Hidden states of a chain of the text's own tokens, as `specdecode.generate` drafts them, three levels."""
     from specdecode.targets.transformers import TransformersTarget
     from vargen.drafters.text_draft_head import TextDraftHead
@@ -144,9 +139,9 @@ def _drafted(head: Any, model: Any, text: Answered, pair: int) -> list[torch.Ten
 
 
 def test_frequent_tokens_are_drafted_and_no_other():
-    texts = [Answered(torch.tensor([5, 5, 7, 9]), 2), Answered(torch.tensor([9, 9, 2]), 1)]
-    assert frequent_tokens(texts, 12, 4).tolist() == [9, 5, 2, 7]
-    assert frequent_tokens(texts, 12, 6).tolist() == [9, 5, 2, 7, 0, 1]
+    texts = [text_drafter.Answered(torch.tensor([5, 5, 7, 9]), 2), text_drafter.Answered(torch.tensor([9, 9, 2]), 1)]
+    assert text_drafter.frequent_tokens(texts, 12, 4).tolist() == [9, 5, 2, 7]
+    assert text_drafter.frequent_tokens(texts, 12, 6).tolist() == [9, 5, 2, 7, 0, 1]
 
 
 def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks():
@@ -171,7 +166,7 @@ def test_settings_that_do_not_fit_are_named(config):
         ({"evaluation_size": 30}, "prompts_file: .* must hold more than evaluation_size"),
         ({"num_decoded_prompts": 9}, "num_decoded_prompts: 9 must be at most evaluation_size"),
     ):
-        refused(message, lambda changes=changes: train_text_drafter(replace(config, **changes)))
+        refused(message, lambda changes=changes: text_drafter.train_text_drafter(replace(config, **changes)))
         assert not Path(config.output, "export").exists()
 
 

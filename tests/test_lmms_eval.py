@@ -106,14 +106,11 @@ class Request:
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """The stand-in in place of lmms-eval; what is logged by it."""
     metrics: list[dict[str, Any]] = []
-    contents: dict[str, dict[str, Any]] = {
-        "lmms_eval": {},
-        "lmms_eval.api": {},
+    packages = ("lmms_eval", "lmms_eval.api", "lmms_eval.models", "lmms_eval.models.model_utils")
+    contents: dict[str, dict[str, Any]] = {name: {} for name in packages} | {
         "lmms_eval.api.instance": {"GenerationResult": GenerationResult, "TokenCounts": TokenCounts},
         "lmms_eval.api.model": {"lmms": Lmms},
-        "lmms_eval.models": {},
         "lmms_eval.models.registry_v2": {"ModelManifest": ModelManifest},
-        "lmms_eval.models.model_utils": {},
         "lmms_eval.models.model_utils.gen_metrics": {"log_metrics": lambda **figures: metrics.append(figures)},
     }
     for name, members in contents.items():
@@ -204,9 +201,8 @@ def ask(model: Any, video: Path, questions: list[str], **settings: Any) -> list[
 
 def test_answers_come_in_order_with_their_counts(model, video, logged):
     made = model("pretrained=some/folder,draft_model=other,method=lvspec,num_frames=4,seed=5", device="cpu")
-    assert made.made == VideoOptions(
-        model="some/folder", draft_model="other", num_frames=4, device="cpu", max_new_tokens=256, seed=5
-    )
+    models = {"model": "some/folder", "draft_model": "other"}
+    assert made.made == VideoOptions(**models, num_frames=4, device="cpu", max_new_tokens=256, seed=5)
     assert made.device == torch.device("cpu")
     results = ask(made, video, ["one", "two", "three"], max_new_tokens=16, temperature=0, until=["\n\n"])
     assert [result.text for result in results] == ["about one", "about two", "about three"]
@@ -216,14 +212,11 @@ def test_answers_come_in_order_with_their_counts(model, video, logged):
     method = resolve_method("lvspec", task="video")
     unsaid = dict.fromkeys(("top_k", "top_p", "repetition_penalty"))
     shared = {"frames": 4, "method": method, "max_new_tokens": 16, "temperature": 0.0, **unsaid}
-    assert made.answerer.asked == [
-        {**shared, "question": q, "seed": 5 + i} for i, q in enumerate(("one", "two", "three"))
-    ]
+    wanted = [{**shared, "question": question, "seed": 5 + i} for i, question in enumerate(("one", "two", "three"))]
+    assert made.answerer.asked == wanted
     assert [kept[2] for kept in made.cache_hook.kept] == ["about one", "about two", "about three"]
-    assert made.cache_hook.kept[0][:2] == (
-        "generate_until",
-        ("context 0", {"max_new_tokens": 16, "temperature": 0, "until": ["\n\n"]}),
-    )
+    asked = ("context 0", {"max_new_tokens": 16, "temperature": 0, "until": ["\n\n"]})
+    assert made.cache_hook.kept[0][:2] == ("generate_until", asked)
     (figures,) = logged
     assert (figures["total_gen_tokens"], figures["total_elapsed_time"]) == (22, 6.0)
     assert figures["avg_speed"] == pytest.approx(22 / 6)
@@ -257,23 +250,20 @@ def test_short_videos_are_taken_whole(model, video, arguments, frames):
     assert made.answerer.asked[0]["frames"] == frames
 
 
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
+def test_what_is_no_question_about_a_video_is_refused(logged):
+    for messages, message in (
         ([{"role": "user", "content": "what?"}], "one video file is needed, got none"),
         ([{"role": "user", "content": [{"type": "image", "url": object()}] * 2}], "got image, image"),
         ([{"role": "user", "content": [{"type": "video", "url": [object()]}]}], "needed, got frames of one"),
         ([{"role": "user", "content": [{"type": "video", "url": "a"}] * 2}], "got video, video"),
         ([{"role": "user", "content": [{"type": "video", "url": "a", "start_time": 1.0}]}], "a part of a video"),
         ([{"role": "assistant", "content": "so"}], "num_fewshot"),
-    ],
-)
-def test_what_is_no_question_about_a_video_is_refused(logged, messages, message):
-    model_class()
-    read_messages = sys.modules["vargen_lmms_eval.model"].read_messages
-    refused(message, read_messages, messages)
-    system = [{"role": "system", "content": "be brief."}, *chat(Path("a.mp4"), " what? ")]
-    assert read_messages(system) == ("a.mp4", "be brief.\nwhat?")
+    ):
+        model_class()
+        read_messages = sys.modules["vargen_lmms_eval.model"].read_messages
+        refused(message, read_messages, messages)
+        system = [{"role": "system", "content": "be brief."}, *chat(Path("a.mp4"), " what? ")]
+        assert read_messages(system) == ("a.mp4", "be brief.\nwhat?")
 
 
 def test_bad_arguments_are_refused_before_a_model_is_loaded(model):

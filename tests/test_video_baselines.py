@@ -12,13 +12,12 @@ import video_baselines as script
 from baselines import METHODS, lossy, resolve_with_baselines
 from baselines.lossy import FastVConfig, FastVTarget, PruningTarget, SparseVLMConfig, SparseVLMTarget, sparsevlm_raters
 from baselines.sparse_to_dense import SparseDraft, SparseToDenseConfig, prompt_cache
-from refusals import raised
+from refusals import raised, refused
 from torch import Tensor
 
 from specdecode.loop import decode as run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen.base.errors import UserError
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.models.architectures.catalogue import ARCHITECTURES
 from vargen.video.models.pruning import token_budget
@@ -123,10 +122,8 @@ class SlowSparseVLM(SlowTarget):
             recycled = gone[: int(0.3 * len(gone)) + 1]
             centres, owner = slow_density_peaks(states[recycled], len(recycled) // self.cluster_size + 1)
             states = states.clone()
-            means = [
-                states[[recycled[i] for i in range(len(recycled)) if owner[i] == number]].mean(0)
-                for number in range(len(centres))
-            ]
+            clusters = [[at for at, its in zip(recycled, owner, strict=True) if its == i] for i in range(len(centres))]
+            means = [states[cluster].mean(0) for cluster in clusters]
             for centre, mean in zip(centres, means, strict=True):
                 states[recycled[centre]] = mean
             kept = kept + [recycled[centre] for centre in centres]
@@ -249,8 +246,8 @@ def test_transformers_own_assistant_drafts_blindly_and_greedily(qwen_pair, cases
     assert stock.token_ids == plain.token_ids
     assert stock.trace.mean_accepted_length < 1, "the assistant has the target's own weights, and sees no frame"
     assert stock.draft_passes and stock.trace.target_passes <= plain.trace.target_passes
-    with pytest.raises(UserError, match="temperature must be 0 for method assisted"):
-        twin.answer(*asked, resolve_with_baselines("assisted"), max_new_tokens=12, temperature=1.0)
+    told, assisted = "temperature must be 0 for method assisted", resolve_with_baselines("assisted")
+    refused(told, twin.answer, *asked, assisted, max_new_tokens=12, temperature=1.0)
 
 
 def test_baselines_are_measured_beside_methods(tmp_path, qwen_pair, monkeypatch, capsys):

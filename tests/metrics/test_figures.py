@@ -48,17 +48,14 @@ def test_features_that_are_no_unit_vectors_are_refused(name, length):
     raised(DataError, message, clip_scores, **features)
 
 
-@pytest.mark.parametrize(
-    ("of_images", "of_texts", "got"),
-    [
+def test_features_of_another_width_are_told_from_missing_captions():
+    for of_images, of_texts, got in (
         ((5, 8), (5, 4), r"\[5, 8\] and \[5, 4\]"),
         ((8,), (8,), r"\[8\] and \[8\]"),
         ((5, 8), (8,), r"\[5, 8\] and \[8\]"),
-    ],
-)
-def test_features_of_another_width_are_told_from_missing_captions(of_images, of_texts, got):
-    with pytest.raises(DataError, match=f"must be .N, D. of one width D, got {got}; make both with the same CLIP"):
-        clip_scores(torch.ones(of_images), torch.ones(of_texts))
+    ):
+        told = f"must be .N, D. of one width D, got {got}; make both with the same CLIP"
+        raised(DataError, told, clip_scores, torch.ones(of_images), torch.ones(of_texts))
 
 
 def test_retrieval_finds_the_own_text_and_only_that():
@@ -85,22 +82,19 @@ def test_pairwise_distance_is_the_mean_over_pairs():
     raised(DataError, "2 or more", distances_to_others, features[:1])
 
 
-@pytest.mark.parametrize(
-    ("count", "samples", "draws", "made", "truth", "least", "most"),
-    [
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says():
+    for count, samples, draws, made, truth, least, most in (
         (80, 200, 100, torch.clone, 0.0, 0.88, 0.99),
         (6, 400, 100, torch.clone, 0.0, 0.91, 1.0),  # the fewest that are drawn from, see the docstring's table
         # Log-normal ones, of which the middle of what is drawn again covers the truth 87 times of 100.
         (32, 300, 200, torch.exp, math.exp(0.5), 0.91, 1.0),
-    ],
-)
-def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(count, samples, draws, made, truth, least, most):
-    generator = torch.Generator().manual_seed(0)
-    covered = 0
-    for number in range(samples):
-        low, high = mean_interval(made(torch.randn(count, generator=generator)), draws, number) or (0.0, 0.0)
-        covered += low <= truth <= high
-    assert least <= covered / samples <= most
+    ):
+        generator = torch.Generator().manual_seed(0)
+        covered = 0
+        for number in range(samples):
+            low, high = mean_interval(made(torch.randn(count, generator=generator)), draws, number) or (0.0, 0.0)
+            covered += low <= truth <= high
+        assert least <= covered / samples <= most
 
 
 def test_the_interval_is_the_studentised_bootstraps_and_leaves_out_pictures_without_a_number():

@@ -100,10 +100,8 @@ def test_resizers_are_the_filters_of_their_names():
     picture = torch.randint(0, 256, (3, 24, 36), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     image = to_image(picture)
     middle = image.crop((6, 0, 30, 24))
-    wanted = {
-        "bicubic": image.resize((8, 8), Image.Resampling.BICUBIC),
-        "center-crop-lanczos": middle.resize((8, 8), Image.Resampling.LANCZOS),
-    }
+    lanczos = middle.resize((8, 8), Image.Resampling.LANCZOS)
+    wanted = {"bicubic": image.resize((8, 8), Image.Resampling.BICUBIC), "center-crop-lanczos": lanczos}
     for name, resized in wanted.items():
         assert torch.equal(resize([picture], name, 8)[0], to_bytes(resized))
     assert set(wanted) | {"none"} == set(RESIZERS)

@@ -1,6 +1,5 @@
 """Precision, recall, density and coverage against a loop over all pairs."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,8 +40,9 @@ def test_agrees_with_brute_force(seed, neighbours, shift):
 
 
 def test_too_few_pictures_are_refused():
-    with pytest.raises(DataError, match="with k 3 need more generated pictures than 3"):
-        compare_manifolds(torch.randn(10, 2), torch.randn(3, 2), 3)
-    with pytest.raises(DataError, match="precision, recall, density and coverage with k 5 need more reference"):
-        compare_manifolds(torch.randn(5, 2), torch.randn(9, 2), 5)
-    raised(DataError, "different networks", compare_manifolds, torch.randn(10, 2), torch.randn(10, 3), 3)
+    for real, made, neighbours, said in (
+        ((10, 2), (3, 2), 3, "with k 3 need more generated pictures than 3"),
+        ((5, 2), (9, 2), 5, "precision, recall, density and coverage with k 5 need more reference"),
+        ((10, 2), (10, 3), 3, "different networks"),
+    ):
+        raised(DataError, said, compare_manifolds, torch.randn(real), torch.randn(made), neighbours)

@@ -17,6 +17,10 @@ WORDS = [
 ]  # fmt: skip
 
 
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION = {**TOWER, "image_size": 32, "patch_size": 8}
+
+
 def word_tokenizer(**more: Any) -> Any:
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.models import WordLevel
@@ -59,18 +63,8 @@ def owl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import OwlViTConfig, OwlViTForObjectDetection, OwlViTImageProcessor, OwlViTProcessor
 
     torch.manual_seed(0)
-    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = OwlViTConfig(
-        text_config={
-            **tower,
-            "vocab_size": len(WORDS),
-            "max_position_embeddings": 8,
-            "bos_token_id": 2,
-            "eos_token_id": 3,
-        },
-        vision_config={**tower, "image_size": 32, "patch_size": 8},
-        projection_dim=16,
-    )
+    text = {**TOWER, "vocab_size": len(WORDS), "max_position_embeddings": 8, "bos_token_id": 2, "eos_token_id": 3}
+    config = OwlViTConfig(text_config=text, vision_config=VISION, projection_dim=16)
     folder = tmp_path_factory.mktemp("owl")
     OwlViTForObjectDetection(config).save_pretrained(folder)
     tokenizer = word_tokenizer(model_max_length=8)
@@ -84,11 +78,9 @@ def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import BlipConfig, BlipForQuestionAnswering, BlipImageProcessor, BlipProcessor
 
     torch.manual_seed(0)
-    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     special = {"bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3, "pad_token_id": 0}
-    text = {**tower, "vocab_size": len(WORDS), "max_position_embeddings": 16, "encoder_hidden_size": 16, **special}
-    vision = {**tower, "image_size": 32, "patch_size": 8}
-    config = BlipConfig(text_config={**text, "projection_dim": 16}, vision_config=vision, projection_dim=16)
+    text = {**TOWER, "vocab_size": len(WORDS), "max_position_embeddings": 16, "encoder_hidden_size": 16, **special}
+    config = BlipConfig(text_config={**text, "projection_dim": 16}, vision_config=VISION, projection_dim=16)
     folder = tmp_path_factory.mktemp("blip")
     BlipForQuestionAnswering(config).save_pretrained(folder)
     image_processor = BlipImageProcessor(size={"height": 32, "width": 32})

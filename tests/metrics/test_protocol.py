@@ -1,6 +1,5 @@
 """Protocols: what they refuse, what they warn of, and the shipped ones."""
 
-import pytest
 import torch
 from refusals import raised
 
@@ -10,9 +9,8 @@ from metrics.quality import score_pictures
 from metrics.tables import latex_quality, markdown_quality
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_wrong_fields_are_named():
+    for values, message in (
         ({"resizer": "nearest"}, "resizer must be one of"),
         ({"extractor": "resnet"}, "extractor must be one of"),
         ({"manifold_extractor": "resnet"}, "manifold_extractor must be"),
@@ -26,10 +24,8 @@ from metrics.tables import latex_quality, markdown_quality
         ({"clip_score": {"scale": "abc"}}, r"clip_score\.scale must be a finite number"),
         ({"clip_score": {"prefix": 5}}, r"clip_score\.prefix must be a text"),
         ({"judge": "false"}, "judge must be true or false"),
-    ],
-)
-def test_wrong_fields_are_named(values, message):
-    raised(DataError, message, Protocol.from_dict, {"name": "mine", **values})
+    ):
+        raised(DataError, message, Protocol.from_dict, {"name": "mine", **values})
 
 
 def test_a_protocol_survives_plain_values():
@@ -72,20 +68,14 @@ def test_without_a_reference_or_draws_there_are_dashes_and_no_intervals():
 
 def test_tables_say_what_was_measured_and_dash_what_was_not():
     figure = {"value": 0.5, "interval": [0.4, 0.6]}
-    row = {
-        "method": "vvs_x",
-        "count": 2000,
-        "frechet_distance": figure,
-        "precision": None,
-        "recall": {"value": 0.99, "interval": [0.9461, 0.9982]},
-        "clip_score": {"value": 31.2, "interval": None},
-        "decoding": {"pass_reduction": 2.5, "mean_accepted_length": 1.25, "skipped_tokens": 35, "tokens": 256},
-    }
+    recall, clip_score = {"value": 0.99, "interval": [0.9461, 0.9982]}, {"value": 31.2, "interval": None}
+    decoding = {"pass_reduction": 2.5, "mean_accepted_length": 1.25, "skipped_tokens": 35, "tokens": 256}
+    row = {"method": "vvs_x", "count": 2000, "frechet_distance": figure, "precision": None, "recall": recall}
+    row |= {"clip_score": clip_score, "decoding": decoding}
     table = markdown_quality([row], "clip")
     header, _, cells = table.splitlines()
-    assert (
-        "Frechet distance (clip features)" in header and "FID |" in markdown_quality([row], "inception").splitlines()[0]
-    )
+    assert "Frechet distance (clip features)" in header
+    assert "FID |" in markdown_quality([row], "inception").splitlines()[0]
     assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | 99.0 (94.6-99.8) | 2.50x | 1.25 | 14 % |"
     latex = latex_quality([row], "clip")
     assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & 99.0 (94.6-99.8) & 2.50$\times$ & 1.25 & " in latex

@@ -11,9 +11,8 @@ from metrics import provenance
 def test_commit_is_the_checkouts_and_says_when_files_differ(tmp_path):
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
-        return subprocess.run(
-            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout.strip()
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init")
     (tmp_path / "file").write_text("one")

@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,19 +15,12 @@ from metrics import speculation
 def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> speculation.CallRecord:
     """A call whose rows each took one prefill and a verified step for every entry."""
     steps = max(len(row) for row in accepted)
-    trace = {
-        "batch_size": len(accepted),
-        "tokens": sum(1 + sum(length + 1 for length in row) for row in accepted) + skipped,
-        "target_passes": 1 + steps,
-        "row_passes": [1 + len(row) for row in accepted],
-        "drafted": 10,
-        "rows_fed": [len(row) for row in accepted],
-        "padding_fed": steps * len(accepted) - sum(map(len, accepted)),
-        "accepted_lengths": accepted,
-        "skipped_steps": 1 if skipped else 0,
-        "skipped_tokens": skipped,
-        "phase_seconds": {"decode": seconds / 2},
-    }
+    lengths = [len(row) for row in accepted]
+    tokens = sum(1 + sum(length + 1 for length in row) for row in accepted) + skipped
+    trace: dict[str, Any] = {"batch_size": len(accepted), "tokens": tokens, "drafted": 10, "accepted_lengths": accepted}
+    trace |= {"target_passes": 1 + steps, "row_passes": [1 + each for each in lengths], "rows_fed": lengths}
+    trace |= {"padding_fed": steps * len(accepted) - sum(lengths), "phase_seconds": {"decode": seconds / 2}}
+    trace |= {"skipped_steps": int(skipped > 0), "skipped_tokens": skipped}
     return speculation.CallRecord.from_trace(trace, seconds)
 
 
@@ -103,17 +97,12 @@ def test_what_a_pass_reads_and_a_row_multiplies():
 
 
 def test_several_processes_are_told_from_the_worst_to_the_best():
+    def row(name: str, seconds: float, speedup: float) -> dict[str, object]:
+        measured = {"seconds_per_image": {"p50": seconds, "p90": seconds}, "phase_seconds": {"decode": seconds - 0.5}}
+        return {"method": name, "speedup": speedup, **measured}
+
     def rows(plain: float, fast: float) -> list[dict[str, object]]:
-        seconds = ({"p50": each, "p90": each} for each in (plain, fast))
-        return [
-            {
-                "method": name,
-                "seconds_per_image": each,
-                "speedup": plain / each["p50"],
-                "phase_seconds": {"decode": each["p50"] - 0.5},
-            }
-            for name, each in zip(("ar", "fast"), seconds, strict=True)
-        ]
+        return [row("ar", plain, 1.0), row("fast", fast, plain / fast)]
 
     plain, fast = speculation.over_processes([rows(4.0, 1.0), rows(1.0, 2.0), rows(3.0, 1.5)])
     assert fast["speedups"] == [0.5, 2.0, 4.0] and fast["speedup"] == 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from refusals import refused
+from refusals import refused, refuses
 from scene_truth import render_video, scene_from_record
 
 from scenes.captions.picture_caption_parser import parse_caption
@@ -120,23 +120,16 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert records(tmp_path / "c") == records(tmp_path / "a")[:1]
     write_scenes(tmp_path / "a", 1, image_size=64)
-    assert sorted(contents(tmp_path / "a")) == [
-        "captions.txt",
-        "contact_sheet.png",
-        "images/000000.png",
-        "metadata.jsonl",
-    ]
+    names = ["captions.txt", "contact_sheet.png", "images/000000.png", "metadata.jsonl"]
+    assert sorted(contents(tmp_path / "a")) == names
 
 
 def test_without_pyav_nothing_is_begun(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "av", None)
-    assert main(["scenes", "--task", "video", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
-    assert 'pip install "vargen[video]"' in capsys.readouterr().err
+    written = ["--output", str(tmp_path / "scenes"), "--quiet"]
+    refuses(capsys, main(["scenes", "--task", "video", *written]), 'pip install "vargen[video]"')
     assert not (tmp_path / "scenes").exists()
-    assert (
-        main(["scenes", "--num_scenes", "1", "--image-size", "64", "--output", str(tmp_path / "scenes"), "--quiet"])
-        == 0
-    )
+    assert main(["scenes", "--num_scenes", "1", "--image-size", "64", *written]) == 0
 
 
 def test_pictures_of_another_command_are_left_alone(tmp_path):

@@ -9,14 +9,7 @@ from refusals import raised
 from scene_truth import reading_from_scene
 
 from scenes.captions.picture_captions import Claims, ObjectClaim, RelationClaim, compose_caption
-from scenes.judge.claim_checks import (
-    ATTRIBUTES,
-    Check,
-    Judgement,
-    Tally,
-    judge_claims,
-    verdict_table,
-)
+from scenes.judge.claim_checks import ATTRIBUTES, Check, Judgement, Tally, judge_claims, verdict_table
 from scenes.judge.picture_reading import JudgedObject, Reading, describe_reading
 from scenes.rendering.scene import COLOURS, MATERIALS, RELATIONS, SHAPES, SIZES, sample_scene
 
@@ -40,12 +33,9 @@ BLUE_BALL = seen("small shiny blue sphere", 0.4, 0.5)
 
 
 def test_a_true_sentence_is_right():
-    claims = Claims(
-        (ObjectClaim("sphere", "blue"), ObjectClaim("cube", "red", "matte", "large")),
-        (RelationClaim(0, "right of", 1), RelationClaim(0, "in front of", 1)),
-        count=2,
-        ground="grass",
-    )
+    objects = ObjectClaim("sphere", "blue"), ObjectClaim("cube", "red", "matte", "large")
+    relations = RelationClaim(0, "right of", 1), RelationClaim(0, "in front of", 1)
+    claims = Claims(objects, relations, count=2, ground="grass")
     verdict = judge_claims(reading(RED_CUBE, BLUE_BALL), claims)
     assert verdict.right and verdict.match == (1, 0)
     kinds = [kind for kind, _ in outcome(verdict)]
@@ -130,9 +120,8 @@ object_claims = st.builds(ObjectClaim, shapes, st.none() | colours, st.none() | 
 def claims_with_relations(draw: st.DrawFn) -> Claims:
     objects = tuple(draw(st.lists(object_claims, max_size=3)))
     pairs = [(i, j) for i in range(len(objects)) for j in range(len(objects)) if i != j]
-    relation = st.builds(
-        lambda p, r: RelationClaim(p[0], r, p[1]), st.sampled_from(pairs or [(0, 0)]), st.sampled_from(RELATIONS)
-    )
+    pair = st.sampled_from(pairs or [(0, 0)])
+    relation = st.builds(lambda p, r: RelationClaim(p[0], r, p[1]), pair, st.sampled_from(RELATIONS))
     return Claims(objects, tuple(draw(st.lists(relation, max_size=2 if pairs else 0))))
 
 
@@ -159,12 +148,8 @@ def test_no_matching_does_better(objects, claims):
                 continue
             across = objects[j].screen_x - objects[i].screen_x
             away = objects[i].depth - objects[j].depth
-            relations += {
-                "left of": across >= 0.11,
-                "right of": across <= -0.11,
-                "behind": away >= 0.4,
-                "in front of": away <= -0.4,
-            }[claim.relation]
+            holds = {"left of": across >= 0.11, "right of": across <= -0.11, "behind": away >= 0.4}
+            relations += (holds | {"in front of": away <= -0.4})[claim.relation]
         best = max(best, (attributes, relations))
     right = [check.kind for check in verdict.checks if check.right]
     assert (sum(kind in ATTRIBUTES for kind in right), right.count("relation")) == best
@@ -188,13 +173,8 @@ def test_tally_counts_by_kind_and_by_objects_named():
 def test_verdict_table_sets_sources_side_by_side():
     good, bad = Tally.of([Judgement((Check("sky", True),), ())]), Tally.of([Judgement((Check("shape", False),), (0,))])
     lines = verdict_table({"renders": good, "generated": bad}).splitlines()
-    assert [line.split("|")[1].strip() for line in lines] == [
-        "kind",
-        "-" * len(lines[1].split("|")[1]),
-        "shape",
-        "sky",
-        "prompt",
-    ]
+    under = "-" * len(lines[1].split("|")[1])
+    assert [line.split("|")[1].strip() for line in lines] == ["kind", under, "shape", "sky", "prompt"]
     assert len({len(line) for line in lines}) == 1
     assert "100.0 (20.7 to 100.0, n=1)" in lines[3] and lines[3].split("|")[3].strip() == "-"
 

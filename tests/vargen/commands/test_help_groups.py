@@ -48,14 +48,13 @@ def test_help_speaks_plainly_of_lists_and_of_another_task(capsys):
     refuses(capsys, main(["scenes", "--videos"]), "(write --task video)")
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
+def test_a_hint_is_a_near_name_or_none(capsys):
+    for typed, meant in (
         *(("--tempreature", "--temperature"), ("--promts_file", "--prompts_file"), ("--sed", "--seed")),
         *(("--max_images", None), ("--steps", None), ("--num_prompts", None)),
-    ],
-)
-def test_a_hint_is_a_near_name_or_none(typed, meant, capsys):
-    assert main(["generate", "a cone", typed, "3"]) == 2
-    told = capsys.readouterr().err
-    assert f"{typed} is not an option" in told and (f"did you mean '{meant}'?" in told if meant else "mean" not in told)
+    ):
+        assert main(["generate", "a cone", typed, "3"]) == 2
+        told = capsys.readouterr().err
+        assert f"{typed} is not an option" in told and (
+            f"did you mean '{meant}'?" in told if meant else "mean" not in told
+        )

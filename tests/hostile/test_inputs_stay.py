@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 from commands import CommandOfTests, every_command
 from hostile import Case, arguments_of, check_refused, contents, each
+from refusals import refused
 
-from vargen.base.errors import UserError
 from vargen.base.options import path_roles_of
 from vargen.commands.arguments import fill
 
@@ -68,8 +68,7 @@ def check(command: CommandOfTests, expected: str, **values: object) -> None:
     given = {name: {"drafter": str(value)} if kind else str(value) for name, value, kind in _split(values)}
     if "config" in given:
         given["config"] = [Path(str(given["config"]))]
-    with pytest.raises(UserError, match=re.escape(expected)):
-        fill(command.settings, command.values(**given))
+    refused(re.escape(expected), fill, command.settings, command.values(**given))
 
 
 def _split(values: dict[str, object]) -> Iterator[tuple[str, object, str]]:

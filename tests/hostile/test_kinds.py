@@ -19,6 +19,7 @@ import pytest
 import torch
 from hostile import ROOT, called, check_refused, source_calls
 from PIL import Image
+from refusals import raised, refused
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
@@ -90,8 +91,7 @@ def test_what_is_no_picture_starts_no_program(content, suffix, tmp_path, monkeyp
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: pytest.fail(f"{given} was started"))
     path = tmp_path / f"0{suffix}"
     path.write_bytes(PROGRAMS[content])
-    with pytest.raises(DataError, match="cannot be read"):
-        read_image(path)
+    raised(DataError, "cannot be read", read_image, path)
 
 
 def test_every_reader_of_pictures_names_the_formats_that_it_reads():
@@ -176,8 +176,7 @@ TWICE = {
 @pytest.mark.parametrize(("name", "content"), [(name, each) for name, every in TWICE.items() for each in every])
 def test_a_name_that_stands_twice_in_a_table(name, content, tmp_path):
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=r"two columns|two keys|is there twice"):
-        read_prompts(str(tmp_path / name))
+    refused(r"two columns|two keys|is there twice", read_prompts, str(tmp_path / name))
 
 
 TWO_KEYS = [
@@ -189,8 +188,7 @@ TWO_KEYS = [
 
 @pytest.mark.parametrize("text", TWO_KEYS)
 def test_a_name_that_stands_twice_in_yaml(text):
-    with pytest.raises(ValueError, match=r"is there twice|merges keys|not YAML"):
-        parse_yaml(text)
+    raised(ValueError, r"is there twice|merges keys|not YAML", parse_yaml, text)
 
 
 QUOTED = [
@@ -211,8 +209,7 @@ def test_quotes_of_tables(name, content, found, tmp_path):
     if isinstance(found, list):
         assert read_prompts(str(tmp_path / name)) == found
     else:
-        with pytest.raises(UserError, match=found):
-            read_prompts(str(tmp_path / name))
+        refused(found, read_prompts, str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -315,8 +312,7 @@ def test_remedies_can_help(tmp_path, capsys):
         ("3", "; prompt holds 3"),
     ):
         (tmp_path / "p.jsonl").write_text(row)
-        with pytest.raises(UserError, match=re.escape(told)):
-            read_prompts(str(tmp_path / "p.jsonl"))
+        refused(re.escape(told), read_prompts, str(tmp_path / "p.jsonl"))
     for place in ("s3://bucket/x", "${HOME}/x", "file:///x"):
         check_refused(["generate", "a", "--output", place], "output must be a path on this machine", capsys, tmp_path)
     weights = {"a.weight": torch.ones(1)}
@@ -368,8 +364,7 @@ def test_json_of_strangers_is_read_in_one_place():
     for path, node in source_calls("vargen"):
         if called(node) in ("json.loads", "json.load"):
             assert "json.dumps" in ast.unparse(node.args[0]) or path.endswith("/reading.py"), f"{path}:{node.lineno}"
-    with pytest.raises(ValueError, match="nested too deeply"):
-        parse_json("[" * 100_000)
+    raised(ValueError, "nested too deeply", parse_json, "[" * 100_000)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -411,14 +406,12 @@ def test_features_that_mean_nothing(figure, features):
 @pytest.mark.parametrize("figure", [name for name in FIGURES if name != "clip score"])
 @pytest.mark.parametrize("features", [[[1.0]], np.zeros((9, 4)), None, torch.zeros(9, 4, dtype=torch.complex64)])
 def test_features_that_are_no_tensor(figure, features):
-    with pytest.raises(DataError, match="features must be a tensor of real numbers"):
-        FIGURES[figure](features)
+    raised(DataError, "features must be a tensor of real numbers", FIGURES[figure], features)
 
 
 @pytest.mark.parametrize("neighbours", [0, -1, True, False, 1.0, None])
 def test_neighbours_that_are_none(neighbours):
-    with pytest.raises(DataError, match="neighbours must be an integer of at least 1"):
-        compare_manifolds(GOOD, GOOD, neighbours)
+    raised(DataError, "neighbours must be an integer of at least 1", compare_manifolds, GOOD, GOOD, neighbours)
 
 
 REFERENCES: dict[str, tuple[dict[str, Any], str]] = {
@@ -441,8 +434,7 @@ def test_a_reference_that_no_set_of_pictures_has(reference, tmp_path):
     np.savez(tmp_path / "r.npz", **whole)  # type: ignore[arg-type]
     assert GaussianStatistics.load(tmp_path / "r.npz").count == 9
     np.savez(tmp_path / "r.npz", **whole | changed)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=message):
-        GaussianStatistics.load(tmp_path / "r.npz")
+    raised(DataError, message, GaussianStatistics.load, tmp_path / "r.npz")
 
 
 def test_statistics_that_are_none():
@@ -463,23 +455,19 @@ def test_statistics_that_are_none():
 
 def test_intervals_of_numbers_that_mean_nothing():
     infinite = torch.tensor([1.0, 2, 3, 4, 5, 6, float("inf")])
-    with pytest.raises(DataError, match="infinite"):
-        mean_interval(infinite)
+    raised(DataError, "infinite", mean_interval, infinite)
     for interval in (student_interval, lambda *given: spread_interval(1.0, *given)):
-        with pytest.raises(DataError, match="infinite"):
-            interval(5, lambda chosen: float("inf"))
+        raised(DataError, "infinite", interval, 5, lambda chosen: float("inf"))
         assert interval(5, lambda chosen: float("nan")) is None
         found = interval(9, lambda chosen: float("nan") if chosen[0] else 2.0)
         assert found is None or all(bound == bound for bound in found)
     for right, total in (([2, 1], [1, 1]), ([-1, 1], [1, 1]), ([1, float("nan")], [1, 1]), ([1, 1], [1, float("inf")])):
-        with pytest.raises(DataError, match="each group needs"):
-            clustered_interval(right, total)
+        raised(DataError, "each group needs", clustered_interval, right, total)
 
 
 @pytest.mark.parametrize("value", [torch.zeros(3, 4, 4), torch.zeros(4, 4).byte(), torch.zeros(1, 4, 4).byte(), None])
 def test_pictures_that_are_none_are_not_resized(value):
-    with pytest.raises(DataError, match=r"pictures must be uint8 \[3, H, W\]"):
-        resize([] if value is None else [value], "bicubic", 2)
+    raised(DataError, r"pictures must be uint8 \[3, H, W\]", resize, [] if value is None else [value], "bicubic", 2)
 
 
 @pytest.mark.parametrize("filler", [0.0, 1e-42])
@@ -489,5 +477,4 @@ def test_weights_of_a_file_that_was_never_filled(filler):
     check_weights(model, "model")
     for layer in model[:3]:
         nn.init.constant_(layer.weight, filler)
-    with pytest.raises(UserError, match="model: most weights are 0"):
-        check_weights(model, "model")
+    refused("model: most weights are 0", check_weights, model, "model")

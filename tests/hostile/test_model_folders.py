@@ -26,6 +26,7 @@ from hostile import (
     write,
 )
 from PIL import Image
+from refusals import refused
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
@@ -283,8 +284,7 @@ def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
         for wrong in (-1, float("nan")):
             values[key] = wrong
             (of / "config.json").write_text(json.dumps(config))
-            with pytest.raises(UserError, match=f"{key} must be"):
-                check_stored(of)
+            refused(f"{key} must be", check_stored, of)
         if key == "layer_norm_eps" or key in config:
             check_refused(arguments, f"{key} must be", capsys, tmp_path)
         values[key] = before
@@ -312,12 +312,10 @@ def test_a_pipeline_saved_with_a_variant_is_loaded_with_it_alone(tmp_path):
         ("of", "bf16", "variant: .*of holds no weights of 'bf16'; it holds 'fp16'"),
         ("plain", "fp16", "variant: .*plain holds no weights of 'fp16'; leave it out"),
     ):
-        with pytest.raises(UserError, match=told):
-            LlamaGenPipeline.from_pretrained(tmp_path / folder, variant=variant)
+        refused(told, LlamaGenPipeline.from_pretrained, tmp_path / folder, variant=variant)
     path = next((tmp_path / "of" / "transformer").glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:999])
-    with pytest.raises(UserError, match=r"fp16.safetensors is truncated"):
-        LlamaGenPipeline.from_pretrained(tmp_path / "of", variant="fp16")
+    refused(r"fp16.safetensors is truncated", LlamaGenPipeline.from_pretrained, tmp_path / "of", variant="fp16")
 
 
 def test_a_model_of_transformers_saved_with_a_variant_is_loaded_with_it_alone(tmp_path):
@@ -327,10 +325,8 @@ def test_a_model_of_transformers_saved_with_a_variant_is_loaded_with_it_alone(tm
 
     janus_models.make().float().save_pretrained(tmp_path, variant="fp16")
     assert JanusPipeline.from_pretrained(tmp_path, variant="fp16").processor is None
-    with pytest.raises(UserError, match="give variant='fp16' in Python, or save the model without variant"):
-        JanusPipeline.from_pretrained(tmp_path)
-    with pytest.raises(UserError, match="holds no weights of 'bf16'; it holds 'fp16'"):
-        JanusPipeline.from_pretrained(tmp_path, variant="bf16")
+    refused("give variant='fp16' in Python, or save the model without variant", JanusPipeline.from_pretrained, tmp_path)
+    refused("holds no weights of 'bf16'; it holds 'fp16'", JanusPipeline.from_pretrained, tmp_path, variant="bf16")
 
 
 @pytest.mark.parametrize("place", ["auto", "cuda:7", {"transformer": "cpu"}])
@@ -347,8 +343,7 @@ def test_weights_of_every_kind_that_is_none(kind, tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(2).to(getattr(torch, kind))}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="holds a as"):
-        check_stored(tmp_path)
+    refused("holds a as", check_stored, tmp_path)
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
     check_stored(tmp_path)
     save_file({"position_ids": torch.ones(2).long(), "b": torch.ones(2)}, tmp_path / "model.safetensors")
@@ -407,8 +402,7 @@ def test_weights_that_only_training_conversion_and_adapters_read(tmp_path):
     if importlib.util.find_spec("peft") is not None:
         readers["adapter"] = build_tiny_pipeline().load_lora_weights
     for argument, read in readers.items():
-        with pytest.raises(UserError, match=f"^{argument}: .* holds a as"):
-            read(str(tmp_path))
+        refused(f"^{argument}: .* holds a as", read, str(tmp_path))
 
 
 @pytest.mark.parametrize("shipped", LOADERS)

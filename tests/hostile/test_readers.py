@@ -22,6 +22,7 @@ import pytest
 from commands import every_command
 from hostile import Case, arguments_of, check_refused, contents, each, file_size_limit, source_calls
 from PIL import Image
+from refusals import raised
 
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics
@@ -76,8 +77,7 @@ def test_a_byte_of_a_picture_that_is_another_one_is_seen(tmp_path):
     sound = path.read_bytes()
     for place in range(8, len(sound) - 12):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
-        with pytest.raises(DataError, match="cannot be read"):
-            read_image(path)
+        raised(DataError, "cannot be read", read_image, path)
 
 
 READERS = {
@@ -169,10 +169,8 @@ GIVEN += "--clip {clip} "
 def test_arrays_that_are_none(name, tmp_path):
     path = tmp_path / "r.npz"
     path.write_bytes(ARRAYS[name])
-    with pytest.raises(DataError, match=r"r\.npz"):
-        open_images(path)
-    with pytest.raises(DataError, match=r"r\.npz"):
-        GaussianStatistics.load(path)
+    raised(DataError, r"r\.npz", open_images, path)
+    raised(DataError, r"r\.npz", GaussianStatistics.load, path)
 
 
 @pytest.mark.parametrize("name", ["a negative shape", "torn", "no pixels", "statistics that do not fit", *WHOLE])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hostile import Harm, arguments_of, change_json, check_refused, file_size_limit, write, write_json
+from refusals import refused
 
 from scenes.shipped import WEIGHTS
 from vargen.cli import main
@@ -103,7 +104,6 @@ def test_calls_of_a_comparison_that_are_none(content, expected, tmp_path, _saved
 
 
 def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path):
-    from vargen.base.errors import UserError
     from vargen.runs.records import Records
 
     path, call = tmp_path / "calls.jsonl", {"method": "ar", "batch": 0, "call": {"seconds": 0.1}, "claims": {"a": [1]}}
@@ -112,8 +112,7 @@ def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path):
     sound = path.read_text()
     for old, new in (('"seconds": 0.1', '"seconds": "a"'), ('"claims": ', '"claim": '), ("[1]", "[2]")):
         path.write_text(sound.replace(old, new))
-        with pytest.raises(UserError, match="line 2 is not as it was written"):
-            Records(path, {})
+        refused("line 2 is not as it was written", Records, path, {})
 
 
 def test_a_line_whose_index_is_none_is_written_anew(finished_run, tmp_path, _saved_tiny_pipelines):
@@ -250,7 +249,6 @@ def test_a_full_disk_at_a_checkpoint(tmp_path, capsys):
 )
 def test_a_damaged_store_of_codes(name, content, expected, tmp_path):
     from scenes.training import code_store
-    from vargen.base.errors import UserError
 
     weights = [1.0, 1.0, 1.0]
     description = {
@@ -261,8 +259,7 @@ def test_a_damaged_store_of_codes(name, content, expected, tmp_path):
     }
     write_json(tmp_path / code_store._DESCRIPTION, description)
     (tmp_path / (code_store._DESCRIPTION if name == "store.json" else name)).write_bytes(content)
-    with pytest.raises(UserError, match=expected.replace("store.json", code_store._DESCRIPTION)):
-        code_store.StoredCodes(tmp_path)
+    refused(expected.replace("store.json", code_store._DESCRIPTION), code_store.StoredCodes, tmp_path)
 
 
 def test_a_run_says_which_of_its_figures_follow_the_clock(finished_run):

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hostile import check_refused, shard
 from PIL import Image
+from refusals import raised, refused
 from tiny_pipelines import build_tiny_pipeline
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -118,8 +119,7 @@ def test_a_wrapped_adapter_is_named_with_what_helps():
 @pytest.mark.parametrize("ids", [IDS.to_sparse(), torch.nested.nested_tensor([IDS[0]]), IDS.int(), IDS.float(), [[1]]])
 @pytest.mark.filterwarnings("ignore")
 def test_ids_that_are_no_plain_tensor(ids):
-    with pytest.raises(ValueError, match="input_ids must be"):
-        specdecode.generate(language_models.make("llama"), ids, max_new_tokens=2)
+    raised(ValueError, "input_ids must be", specdecode.generate, language_models.make("llama"), ids, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -169,16 +169,14 @@ def test_who_reads_a_streamer_has_its_end_though_decoding_fails(failing, way, mo
     given: dict[str, Any] = {} if failing == "model" else {failing: [fails]}
     if failing == "model":
         monkeypatch.setattr(model.lm_head, "forward", fails)
-    with pytest.raises(RuntimeError, match="the processor is broken"):
-        said(model, streamer=streamer, **given, **way)
+    raised(RuntimeError, "the processor is broken", said, model, streamer=streamer, **given, **way)
     assert streamer.ended == 1 and streamer.given[0] == IDS.tolist()
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "encoder_repetition_penalty"])
 @pytest.mark.parametrize("penalty", [0.0, -1.0, 2, 2**31, "a"])
 def test_a_penalty_that_is_none_is_named(name, penalty):
-    with pytest.raises(ValueError, match=f"^{name} must be a"):
-        said(language_models.make("llama"), **{name: penalty})
+    raised(ValueError, f"^{name} must be a", said, language_models.make("llama"), **{name: penalty})
 
 
 @pytest.mark.parametrize("seed", [7, 2**32 + 7, 2**62 + 7, 2**63 - 1])
@@ -372,8 +370,7 @@ def test_a_data_set_that_names_its_pictures(name, tmp_path):
     if name == "1.png":
         assert learned(str(tmp_path / "f" / "a.parquet")) == [("red", (255, 0, 0))]
     else:
-        with pytest.raises(UserError, match=r"is not the name of|there is no picture of this caption"):
-            learned(str(tmp_path / "f" / "a.parquet"))
+        refused(r"is not the name of|there is no picture of this caption", learned, str(tmp_path / "f" / "a.parquet"))
 
 
 def test_pictures_are_learned_as_they_look_and_those_without_a_caption_are_told(tmp_path):

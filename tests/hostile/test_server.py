@@ -19,6 +19,7 @@ from hostile import Case, check_case, each
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL.Image import Image
+from refusals import refused
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base import http_clients
@@ -165,8 +166,7 @@ def test_the_scheme_of_a_key_has_any_case(engine, sent):
 @pytest.mark.parametrize("key", ["s\u00e9cret", " secret", "secret ", "secret\n", "sec\tret", "\u2603"])
 def test_a_key_that_no_header_can_carry_is_refused_at_the_start(key, monkeypatch):
     monkeypatch.setenv(KEY, key)
-    with pytest.raises(UserError, match=f"{KEY} must be printable ASCII"):
-        check_serving(ServeConfig())
+    refused(f"{KEY} must be printable ASCII", check_serving, ServeConfig())
 
 
 def test_a_request_that_can_never_fit_is_no_overload():
@@ -183,13 +183,11 @@ def test_this_machine_needs_none(engine, host):
     assert ask(engine, GOOD, {"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "sent", ["", "secret", "Bearer ", "Bearer wrong", "Basic secret", "Bearer secre", "Bearer " + "x" * 50_000]
-)
-def test_a_wrong_key(engine, sent):
-    answer = ask(engine, GOOD, {"authorization": sent}, "secret")
-    check_answer(answer, 401, "the key is missing or wrong")
-    assert answer.headers["www-authenticate"] == "Bearer"
+def test_a_wrong_key(engine):
+    for sent in ("", "secret", "Bearer ", "Bearer wrong", "Basic secret", "Bearer secre", "Bearer " + "x" * 50_000):
+        answer = ask(engine, GOOD, {"authorization": sent}, "secret")
+        check_answer(answer, 401, "the key is missing or wrong")
+        assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_other_places_and_ways(engine):

@@ -23,6 +23,7 @@ import pytest
 import token_image_models
 import torch
 from hostile import check_refused
+from refusals import refused
 from tiny_pipelines import build_drafting_pipeline
 from torch import nn
 from video_pairs import answerer_of, cases, qwen_pair  # noqa: F401  # the fixtures are for the tests below
@@ -110,14 +111,11 @@ def test_parts_that_are_wrapped_or_train_are_named(family):
     assert modules
     for name, module in modules.items():
         wrapped = nn.DataParallel(module)
-        with pytest.raises(UserError, match=rf"^{name} must be .*, got (a )?DataParallel; give its .module"):
-            setattr(pipeline, name, wrapped)
+        refused(rf"^{name} must be .*, got (a )?DataParallel; give its .module", setattr, pipeline, name, wrapped)
         module.train()
-        with pytest.raises(UserError, match=rf"^{name} must be in evaluation mode; call {name}.eval\(\)$"):
-            pipeline("a dog", **size)
+        refused(rf"^{name} must be in evaluation mode; call {name}.eval\(\)$", pipeline, "a dog", **size)
         module.eval()
-        with pytest.raises(UserError, match=rf"^{name} must be .*DataParallel"):
-            type(pipeline)(**{**pipeline.components, name: wrapped})
+        refused(rf"^{name} must be .*DataParallel", type(pipeline), **{**pipeline.components, name: wrapped})
 
 
 def test_models_of_a_text_or_a_video_that_are_wrapped_or_elsewhere_are_named(qwen_pair):  # noqa: F811

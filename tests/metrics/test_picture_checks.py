@@ -133,8 +133,6 @@ def test_few_numbers_have_no_interval():
 def test_a_class_that_the_detector_does_not_know():
     from scenes.judge.object_detector import SceneDetector
 
-    dog, told = (
-        BenchmarkPrompt("a dog", {}, Composition((Wanted("dog"),))),
-        "the judge of scenes knows no 'dog'; name the",
-    )
+    dog = BenchmarkPrompt("a dog", {}, Composition((Wanted("dog"),)))
+    told = "the judge of scenes knows no 'dog'; name the folder"
     raised(DataError, told, check_names, SceneDetector(reader=object()), [dog])  # type: ignore[arg-type]

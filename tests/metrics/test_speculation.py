@@ -89,9 +89,8 @@ def test_passes_of_pictures_that_wait_for_nobody_are_their_mean():
 
 
 def test_what_a_pass_reads_and_a_row_multiplies():
-    summary = speculation.summarise(
-        [call(4.0, [[1, 1], [3]])]
-    )  # in two seconds three passes, three rows, one of padding
+    # In two seconds three passes, three rows, one of padding.
+    summary = speculation.summarise([call(4.0, [[1, 1], [3]])])
     assert speculation.achieved(summary, 2 * 10**9, 10**9, 2) == {"gb_per_second": 3.0, "gflop_per_second": 8.0}
     assert speculation.achieved({**summary, "phase_seconds": {}}, 1, 1, 1) is None
 

@@ -43,10 +43,8 @@ def test_peaks_become_objects_from_left_to_right():
     put(output, 0, 20, 12, 1.0, CUBE)
     output.ground[0, 2], output.sky[0, 1] = 1.0, 1.0
     first, second = decode_readings(output, 0.4, 6)
-    assert [(o.shape, o.colour, o.material, o.size) for o in first.objects] == [
-        ("cube", "red", "striped", "large"),
-        ("cone", "white", "shiny", "small"),
-    ]
+    wanted = [("cube", "red", "striped", "large"), ("cone", "white", "shiny", "small")]
+    assert [(o.shape, o.colour, o.material, o.size) for o in first.objects] == wanted
     assert first.objects[0].screen_x == pytest.approx(-0.25) and first.objects[1].depth == pytest.approx(2.5)
     assert first.objects[1].confidence == pytest.approx(torch.tensor(3.0).sigmoid().item())
     assert (first.ground, first.sky) == ("wood", "cloudy")

@@ -58,12 +58,8 @@ def test_a_picture_does_not_depend_on_its_batch(renderer):
 
 
 def test_every_combination_of_attributes_renders(renderer):
-    scenes = [
-        one_object_scene(shape=shape, colour=colour, material=material)
-        for shape in SHAPES
-        for colour in COLOURS
-        for material in MATERIALS
-    ]
+    combinations = itertools.product(SHAPES, COLOURS, MATERIALS)
+    scenes = [one_object_scene(shape=each[0], colour=each[1], material=each[2]) for each in combinations]
     rendered = renderer(scenes)
     for scene, image, mask in zip(scenes, rendered.images, rendered.object_mask, strict=True):
         item = scene.objects[0]

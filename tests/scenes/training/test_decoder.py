@@ -114,9 +114,8 @@ def test_only_the_decoder_changes_and_it_gets_better(config, repeated_tiny_scene
             changed.add(name.split(".")[0])
     assert changed == {"decoder", "post_quant_conv"}
     images = repeated_tiny_scenes(0, 4, "train").images
-    assert torch.equal(
-        encode_images(before.to(torch.bfloat16), images), encode_images(after.to(torch.bfloat16), images)
-    )
+    codes = [encode_images(each.to(torch.bfloat16), images) for each in (before, after)]
+    assert torch.equal(*codes)
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path, config, tiny_scenes):

@@ -38,9 +38,8 @@ def test_centres_lie_in_the_boxes_of_their_objects():
     assert (middle > boxes[:, :2] - 0.5).all() and (middle < boxes[:, 2:] + 0.5).all()
     sideways = (boxes[:, 0] + boxes[:, 2]) / 2 - middle[:, 0]
     assert sideways.abs().max() < 1.0
-    assert [ATTRIBUTE_VALUES["colour"][i] for i in targets.attributes["colour"]] == [
-        item.colour for scene in scenes for item in scene.objects
-    ]
+    colours = [item.colour for scene in scenes for item in scene.objects]
+    assert [ATTRIBUTE_VALUES["colour"][i] for i in targets.attributes["colour"]] == colours
 
 
 def test_heat_is_a_bump_around_each_centre():
@@ -105,9 +104,8 @@ def test_blur_keeps_the_mean_and_spreads_a_point():
 
 def test_degraded_pictures_repeat_and_keep_their_content():
     images = RenderedSceneSource(64, CPU)(0, 8, "train").images * 0.5 + 0.5
-    first, again, other = (
-        judge_training.degrade(images, 0.5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
+    seeds = (torch.Generator().manual_seed(seed) for seed in (1, 1, 2))
+    first, again, other = (judge_training.degrade(images, 0.5, generator) for generator in seeds)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert first.shape == images.shape and first.min() >= 0 and first.max() <= 1
     difference = (first - images).abs().mean()

@@ -27,11 +27,9 @@ def test_training_pass_equals_the_plain_one_with_gradients(kv_heads, condition_r
     logits = transformer_pass.training_forward(model, model.embed_condition(caption_embeds=captions), mask, tokens)
     embeds = model.embed_condition(caption_embeds=captions)
     positions = torch.tensor([[CONDITION_POSITION] * CONDITION_LENGTH + list(range(15))])
-    plain = model(
-        inputs_embeds=torch.cat((embeds, model.token_embedding(tokens[:, :-1])), 1),
-        positions=positions,
-        attention_mask=condition_attention_mask(mask, 15),
-    ).logits[:, CONDITION_LENGTH - 1 :]
+    given = torch.cat((embeds, model.token_embedding(tokens[:, :-1])), 1)
+    output = model(inputs_embeds=given, positions=positions, attention_mask=condition_attention_mask(mask, 15))
+    plain = output.logits[:, CONDITION_LENGTH - 1 :]
     torch.testing.assert_close(logits, plain, atol=1e-4, rtol=0)
     ours = gradients(model, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
     theirs = gradients(model, F.cross_entropy(plain.flatten(0, 1), tokens.flatten()))
@@ -58,9 +56,8 @@ def test_what_is_compiled_lays_out_channels_as_it_likes(kv_heads):
     results = []
     for compiled in (False, True):
         transformer_pass.train_on_cpu(model, compiled)
-        logits, half_way = transformer_pass.training_run(
-            model, *transformer_pass.training_inputs(model, embeds, mask, tokens)
-        )
+        inputs = transformer_pass.training_inputs(model, embeds, mask, tokens)
+        logits, half_way = transformer_pass.training_run(model, *inputs)
         model.zero_grad()
         (logits.square().mean() + half_way.square().mean()).backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

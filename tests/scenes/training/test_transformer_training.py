@@ -13,7 +13,6 @@ from scenes.training.coded import PLACES
 from scenes.training.grounding import cell_attributes
 from scenes.training.text_encoder import TextEncoderConfig, build_text_encoder
 from scenes.training.transformer import TransformerTask, train_transformer
-from vargen.base.errors import UserError
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.runs.files import read_jsonl
 from vargen.training.run import prepare
@@ -195,8 +194,8 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     assert all(torch.equal(before[name], after[name]) for name in before)
 
     gone = replace(again, initial_weights=str(tmp_path / "gone"), steps=3)
-    with pytest.raises(UserError, match=r"already holds a run that did not begin with initial_weights '.*gone'"):
-        train_transformer(gone, cheap_scenes)
+    told = r"already holds a run that did not begin with initial_weights '.*gone'"
+    refused(told, train_transformer, gone, cheap_scenes)
     assert train_transformer(replace(again, steps=3), cheap_scenes).step == 3
     assert train_transformer(replace(again, initial_weights="", steps=4), cheap_scenes).step == 4
 
@@ -237,8 +236,8 @@ def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, che
     assert torch.equal(rows[::2, ::2].flatten(0, 1), before.rotary_rows.table(CPU)[:-1])
 
     train_transformer(larger, CheapScenes(size=larger.image_size))
-    with pytest.raises(UserError, match=r"another shape\.position_scale"):
-        train_transformer(replace(larger, shape=transformer_config.shape), CheapScenes(size=larger.image_size))
+    other, scenes = replace(larger, shape=transformer_config.shape), CheapScenes(size=larger.image_size)
+    refused(r"another shape\.position_scale", train_transformer, other, scenes)
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -33,13 +33,8 @@ MOVES = ("goes left", "goes right", "comes closer", "goes away")
 
 
 def model_config(**changes: Any) -> VideoLLMConfig:
-    sizes: dict[str, Any] = {
-        "image_size": SIZE,
-        "num_frames": FRAMES,
-        "text": TextModelConfig(32, 64, 2, 4, 2),
-        "vision": TowerConfig(32, 64, 2, 2),
-    }
-    return VideoLLMConfig(**{**sizes, **changes})
+    towers = {"text": TextModelConfig(32, 64, 2, 4, 2), "vision": TowerConfig(32, 64, 2, 2)}
+    return VideoLLMConfig(**{"image_size": SIZE, "num_frames": FRAMES, **towers, **changes})
 
 
 def training_config(folder: Path, **changes: Any) -> VideoLLMTrainingConfig:
@@ -194,9 +189,8 @@ def test_visual_tokens_are_told_the_setting_and_what_happens():
     light; and of an object what happens to it, while it does."""
     videos, grid = [sample_story(seed, 16) for seed in range(24)], 8
     steps = range(1, 16, 2)
-    told = {
-        name: each.view(24, 8, grid, grid) for name, each in video_data.grounding_targets(videos, steps, grid).items()
-    }
+    targets = video_data.grounding_targets(videos, steps, grid)
+    told = {name: each.view(24, 8, grid, grid) for name, each in targets.items()}
     mask = SceneRenderer(8 * grid)(videos[0].frames[:1]).ground_mask.view(grid, 8, grid, 8).mean((1, 3))
     seen = set()
     for number, video in enumerate(videos):
@@ -212,9 +206,8 @@ def test_visual_tokens_are_told_the_setting_and_what_happens():
             for step, frame in enumerate(steps):
                 if not (event.first < frame < event.last and event.kind in MOVES):
                     continue
-                who = (told["shape"][number, step] == 1 + SHAPES.index(shape)) & (
-                    told["colour"][number, step] == 1 + COLOURS.index(colour)
-                )
+                who = told["shape"][number, step] == 1 + SHAPES.index(shape)
+                who &= told["colour"][number, step] == 1 + COLOURS.index(colour)
                 assert told["event"][number, step][who].eq(1 + KINDS.index(event.kind)).all()
                 others = told["event"][number, step][~who & ~bare[step]]
                 assert not others.any()

@@ -12,9 +12,8 @@ from vargen.video.models.frames import CAPTION_PROMPTS, VideoFrames, processor_i
 from vargen.video.models.pruning import keep_uniform, visual_gain
 from vargen.video.models.request import keep_visual, prepare_request
 
-CONFIG = VideoLLMConfig(
-    image_size=64, num_frames=8, text=TextModelConfig(32, 64, 4, 4, 2), vision=TowerConfig(32, 64, 1, 2)
-)
+TOWERS = {"text": TextModelConfig(32, 64, 4, 4, 2), "vision": TowerConfig(32, 64, 1, 2)}
+CONFIG = VideoLLMConfig(image_size=64, num_frames=8, **TOWERS)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +28,8 @@ def model():
 @pytest.fixture(scope="module")
 def request_of(model):
     frames = VideoFrames.from_frames(torch.randint(0, 255, (8, 3, 64, 64), dtype=torch.uint8))
-    return prepare_request(
-        model, processor_inputs(build_processor(CONFIG.image_size, CONFIG.patch_size), frames, CAPTION_PROMPTS[0])
-    )
+    processor = build_processor(CONFIG.image_size, CONFIG.patch_size)
+    return prepare_request(model, processor_inputs(processor, frames, CAPTION_PROMPTS[0]))
 
 
 def view_of(request) -> video_views.View:
@@ -87,9 +85,8 @@ def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_o
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
     whole = video_views.hidden_states(language_model, view)[:, view.text_columns]
     assert not torch.allclose(actual, whole, atol=1e-2)
-    torch.testing.assert_close(
-        video_views.hidden_states(language_model, view)[:, view.text_columns], whole
-    )  # nothing is left
+    again = video_views.hidden_states(language_model, view)[:, view.text_columns]
+    torch.testing.assert_close(again, whole)  # nothing is left
 
 
 def test_greedy_goes_on_as_a_pass_over_everything_says(model, request_of):

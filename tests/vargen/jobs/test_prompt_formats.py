@@ -51,9 +51,8 @@ def test_geneval_as_lines_and_as_a_data_set(tmp_path):
     assert counting.composition == Composition((Wanted("dog", 2),), (Wanted("dog", 3),), "counting")
     assert position.composition is not None
     assert position.composition.include == (Wanted("cat"), Wanted("dog", 1, None, ("left of", 0)))
-    rows = [
-        {**row, **{key: json.dumps(row.get(key, [])) for key in ("include", "exclude")}} for row in (COUNTING, POSITION)
-    ]
+    lists = ("include", "exclude")
+    rows = [{**row, **{key: json.dumps(row.get(key, [])) for key in lists}} for row in (COUNTING, POSITION)]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "set")
     assert read_benchmark(str(tmp_path / "set"), "geneval") == [counting, position]
 
@@ -71,10 +70,8 @@ def test_dpg_as_a_table_and_as_a_folder(tmp_path):
     (tmp_path / "prompts" / "whoops1.txt").write_text("a cube, red\n")
     (tmp_path / "prompts" / "7.txt").write_text("a cone")
     told = read_benchmark(str(tmp_path / "prompts"), "dpg")
-    assert [(each.prompt, each.groups["source"], each.questions) for each in told] == [
-        ("a cone", "numbered", ()),
-        ("a cube, red", "whoops", ()),
-    ]
+    wanted = [("a cone", "numbered", ()), ("a cube, red", "whoops", ())]
+    assert [(each.prompt, each.groups["source"], each.questions) for each in told] == wanted
 
 
 def test_hpsv2_is_a_folder_of_styles(tmp_path):

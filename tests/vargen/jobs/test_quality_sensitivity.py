@@ -39,9 +39,8 @@ class World:
         return self.clip((images.clamp(0, 1) * 255).round().to(torch.uint8))
 
     def score(self, images: Tensor, texts: list[str] | None = None) -> dict[str, float]:
-        scores: dict[str, Any] = score_pictures(
-            PROTOCOL, {"clip": self.features(images)}, self.reference, self.clip.encode_text(texts or self.texts), 0
-        )
+        captions = self.clip.encode_text(texts or self.texts)
+        scores: dict[str, Any] = score_pictures(PROTOCOL, {"clip": self.features(images)}, self.reference, captions, 0)
         return {name: figure["value"] for name, figure in scores.items()}
 
 

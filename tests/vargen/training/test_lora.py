@@ -132,9 +132,8 @@ def test_pictures_stand_in_a_table_a_data_set_or_beside_their_texts(pictures, tm
     datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
     beside = [*captioned_pictures(str(pictures))]
     files = sorted(each for each in pictures.iterdir() if each.suffix != ".txt")
-    table = datasets.Dataset.from_dict(
-        {"image": [str(each) for each in files], "text": [each.caption for each in beside]}
-    ).cast_column("image", datasets.Image())
+    columns = {"image": [str(each) for each in files], "text": [each.caption for each in beside]}
+    table = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
     table.save_to_disk(tmp_path / "saved")
     table.to_parquet(tmp_path / "table.parquet")
     lines = [json.dumps({"file_name": each.name, "text": "a cube"}) for each in files]

@@ -57,9 +57,8 @@ def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, fold
 def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
     config = replace(config, steps=4, answers=str(tmp_path / "answers"))
     stopped = stop_and_go_on(text_drafter.TextDrafterTask, text_drafter.train_text_drafter, config, tmp_path, 2)
-    refused(
-        "draft_vocab_size", text_drafter.train_text_drafter, replace(config, output=str(stopped), draft_vocab_size=20)
-    )
+    other = replace(config, output=str(stopped), draft_vocab_size=20)
+    refused("draft_vocab_size", text_drafter.train_text_drafter, other)
 
 
 def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(folder):
@@ -90,9 +89,8 @@ def test_guesses_in_training_are_those_of_drafting(config, folder):
         parameter.add_(torch.randn_like(parameter) * 0.05)
     head.eval()
     layers = head.feature_layers
-    texts = [
-        text_drafter.Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in ((14, 4), (17, 9), (12, 1))
-    ]
+    lengths = ((14, 4), (17, 9), (12, 1))
+    texts = [text_drafter.Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in lengths]
     known = text_drafter.TextStates(model, layers, torch.float32, 1e9)
     batch = text_drafter.batch_of(texts, [known.of(*each) for each in enumerate(texts)])
     assert batch.learned.sum(1).tolist() == [len(each.tokens) - each.prompt_length - 1 for each in texts]

@@ -30,9 +30,8 @@ def drafted(pipeline: LlamaGenPipeline, drafter: EagleHead, codes: Tensor, root:
     """What a draft along given tokens guesses behind picture token `root`, level by level, both halves [4, dim]."""
     transformer = pipeline.transformer
     embeds, mask = pipeline.encode_prompt(PROMPTS)
-    target = LlamaGenTarget(
-        transformer, transformer.embed_condition(caption_embeds=embeds), mask, guidance_scale=3.0, max_draft_nodes=16
-    )
+    condition = transformer.embed_condition(caption_embeds=embeds)
+    target = LlamaGenTarget(transformer, condition, mask, guidance_scale=3.0, max_draft_nodes=16)
     head = LlamaGenDraftHead(drafter, target, most_new_pairs=16)
     before = head.start(target.prefill())
     causal = torch.ones(16, 16, dtype=torch.bool).tril().expand(2, -1, -1)

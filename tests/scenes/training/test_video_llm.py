@@ -239,7 +239,7 @@ def test_a_drafter_starts_from_layers_of_its_target(tmp_path):
     ids = torch.arange(8, 16)[None]
     assert torch.equal(drafter(input_ids=ids).logits, model(input_ids=ids).logits)
     for picked, said in (((3, 4), "between 0 and 3"), ((-1, 0), "at least 0")):
-        refused(said, task_of, replace(config, initial_layers=picked))
+        refused(said, lambda picked=picked: task_of(replace(config, initial_layers=picked)))
     refused(r"initial_weights: .* has another shape", task_of, replace(config, initial_layers=()))
     refused("initial_weights: nowhere cannot be read", task_of, replace(config, initial_weights="nowhere"))
 

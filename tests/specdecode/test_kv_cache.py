@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import raised
 from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
@@ -182,5 +183,4 @@ def test_a_cache_fits_where_all_but_its_slots_is_the_same_and_those_suffice():
 
 
 def test_what_no_memory_holds_is_refused_with_the_figure():
-    with pytest.raises(MemoryError, match=r"keys and values need 4,194,304\.0 GiB"):
-        StaticKVCache(1, 1, 1, 1 << 30, 1 << 19)
+    raised(MemoryError, r"keys and values need 4,194,304\.0 GiB", StaticKVCache, 1, 1, 1, 1 << 30, 1 << 19)

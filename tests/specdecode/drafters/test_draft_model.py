@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import value_error
 from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
@@ -131,7 +132,6 @@ def test_greedy_and_coupled_drafts_change_no_token(children, sampling, sizer):
 
 def test_what_cannot_be_used_is_named():
     prompts = PROMPT.expand(2, 2)
-    with pytest.raises(ValueError, match="children"):
-        DraftModelDrafter(MarkovTarget(TABLE, prompts, 4), chain(2), "drawn")
+    value_error("children", DraftModelDrafter, MarkovTarget(TABLE, prompts, 4), chain(2), "drawn")
     with pytest.raises(ValueError, match="draft_model must have the target's vocabulary of 5 tokens, it has 6"):
         run(chain(2), "coupled", prompts=prompts, sampling=SAMPLING, draft_table=random_table(6, seed=0))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import value_error
 
 from specdecode.drafters.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
 
@@ -249,5 +250,4 @@ def test_the_largest_has_room_for_every_candidate():
     ],
 )
 def test_what_cannot_be_used_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    value_error(message, make)

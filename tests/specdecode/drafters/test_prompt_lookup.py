@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from random_chains import state_for
+from refusals import value_error
 from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
@@ -89,8 +90,7 @@ def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished():
 
 
 def test_arguments_that_cannot_be_used_are_named():
-    with pytest.raises(ValueError, match="max_ngram_size must be at least 1"):
-        PromptLookupDrafter(PROMPT[None], sizer(2), max_ngram_size=0)
+    value_error("max_ngram_size must be at least 1", PromptLookupDrafter, PROMPT[None], sizer(2), max_ngram_size=0)
     with pytest.raises(ValueError, match=r"attention_mask must be int64 of shape \[1, 2\], got"):
         PromptLookupDrafter(PROMPT[None], sizer(2), torch.ones(2, 2))
     with pytest.raises(ValueError, match="prompt must have the target's 3 rows, got 1"):

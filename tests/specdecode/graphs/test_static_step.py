@@ -14,7 +14,7 @@ import pytest
 import torch
 from counted_graphs import CountedGraphs
 from language_models import VOCAB_SIZE, ragged_prompts
-from refusals import value_error
+from refusals import raised, value_error
 from synthetic import MarkovTarget, random_table
 from taped_graphs import Launches, TapingCompiler
 
@@ -321,8 +321,7 @@ def test_planted_faults_are_seen(monkeypatch):
         compiler = TapingCompiler(64) if compiled else None
         return run(chains(), compiler, drafter(len(TABLE), FixedDraftSize(DraftSize(4, 3))))
 
-    with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense|\.item"):
-        decoded(_Asks)
+    raised(Exception, r"(?i)data.dependent|_local_scalar_dense|\.item", decoded, _Asks)
     same(decoded(_Names, compiled=False), decoded(_Names))
     monkeypatch.setattr(static_step, "_MOST_KINDS", 2)
     for drafter, name in ((_Counts, "a number that a player counts"), (_Forgets, "drafter.*rounds")):

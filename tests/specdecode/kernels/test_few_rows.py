@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import value_error
 from torch import Tensor
 
 from specdecode.kernels import build
@@ -190,5 +191,4 @@ def test_installing_builds_them_with_the_standard_library_alone(tmp_path):
 
 def test_a_choice_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("VARGEN_KERNELS", "fastest")
-    with pytest.raises(ValueError, match="VARGEN_KERNELS must be one of auto, plain, got 'fastest'"):
-        build.library()
+    value_error("VARGEN_KERNELS must be one of auto, plain, got 'fastest'", build.library)

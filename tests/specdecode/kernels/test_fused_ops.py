@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_chains import random_chain, state_for
+from refusals import raised
 from synthetic import GREEDY, MarkovDrafter, MarkovTarget, decoded, random_table
 from torch import Tensor
 
@@ -284,8 +285,7 @@ def test_tokens_that_are_none_are_refused(own_kernels):
     draft, output, lengths = random_chain(1, 6, 5, 16)
     beyond = replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens + 16))
     state = state_for(lengths, SAMPLED)
-    with pytest.raises(IndexError, match="outside the vocabulary"):
-        ExactVerifier().accept(beyond, output, state)
+    raised(IndexError, "outside the vocabulary", ExactVerifier().accept, beyond, output, state)
     table = nearest_neighbours(torch.randn(16, 2), 3)
     with pytest.raises(IndexError, match="outside the vocabulary"):
         LanternVerifier(table, delta=0.3).accept(replace(beyond, probabilities=None), output, state)

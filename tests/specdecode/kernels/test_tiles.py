@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import value_error
 from torch import Tensor
 
 from specdecode.kernels import build
@@ -121,5 +122,4 @@ def test_the_processors_form_compiles_anywhere(tmp_path: Path, monkeypatch: pyte
 
 def test_a_choice_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VARGEN_TILES", "amx")
-    with pytest.raises(ValueError, match="VARGEN_TILES must be one of auto, plain, off, got 'amx'"):
-        build.library()
+    value_error("VARGEN_TILES must be one of auto, plain, off, got 'amx'", build.library)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from placed_pictures import GREEDY
 from random_chains import random_chain, state_for
-from refusals import value_error
+from refusals import raised, value_error
 from synthetic import MarkovDrafter, MarkovTarget, decoded, random_table
 from torch import Tensor
 
@@ -173,8 +173,7 @@ def test_parents_stand_before_their_children():
     tree = TokenTree.from_parents(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[-1, 0, 1, 2]]))
     for parents in ([-1, 0, 4000000, 2], [-1, 0, 2, 2], [-1, 0, 3, 2]):
         odd = replace(tree, parents=torch.tensor([parents]), max_children=2)
-        with pytest.raises(IndexError, match="outside its tree"):
-            odd.ancestor_mask()
+        raised(IndexError, "outside its tree", odd.ancestor_mask)
 
 
 def test_the_weight_behind_the_last_token_is_that_of_torch(monkeypatch):
@@ -284,8 +283,7 @@ def test_the_first_rows_of_a_cache_keep_their_own_entries():
 def test_what_a_cache_has_no_room_for_is_refused():
     cache = StaticKVCache(1, 2, 1, 4, 2)
     cache.lengths.fill_(3)
-    with pytest.raises(IndexError, match="outside"):
-        cache.keep(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([0, 3]))
+    raised(IndexError, "outside", cache.keep, torch.zeros(2, 3, dtype=torch.int64), torch.tensor([0, 3]))
     with pytest.raises(RuntimeError):
         cache.keep(torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
     entries, store = torch.ones(2, 3, 2), torch.zeros(2, 4, 2)

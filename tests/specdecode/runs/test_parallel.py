@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import value_error
+from refusals import raised, value_error
 from served_drafters import reckoned_rounds, served
 from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
@@ -302,15 +302,11 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed():
         raise ArithmeticError("the target broke in its prefill")
 
     with served(lambda: source) as channel:
-        with pytest.raises(DrafterError, match="ArithmeticError: this model is broken"):
-            parallel(channel, prompt="broken")
-        with pytest.raises(ArithmeticError, match="this model is broken"):
-            parallel(channel, target=Working(TABLE, breaks))
-        with pytest.raises(ArithmeticError, match="in its prefill"):
-            parallel(channel, target=early(refuse), prompt="waits")
+        raised(DrafterError, "ArithmeticError: this model is broken", parallel, channel, prompt="broken")
+        raised(ArithmeticError, "this model is broken", parallel, channel, target=Working(TABLE, breaks))
+        raised(ArithmeticError, "in its prefill", parallel, channel, target=early(refuse), prompt="waits")
         assert torch.equal(parallel(channel).tokens, plain(GREEDY))
-        with pytest.raises(ArithmeticError, match="in its prefill"):
-            parallel(channel, target=early(refuse), prompt="waits")
+        raised(ArithmeticError, "in its prefill", parallel, channel, target=early(refuse), prompt="waits")
 
 
 @pytest.mark.parametrize(

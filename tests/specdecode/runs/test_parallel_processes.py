@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import raised
 from synthetic import GREEDY, MarkovTarget, decoded
 from torch import Tensor
 from warm import python
@@ -80,8 +81,7 @@ def test_the_hint_travels():
     with served(players.build) as channel:
         for prompt in ("needs a hint", "needs none"):
             check(parallel(channel, target=target_of(channel.hint), prompt=prompt))
-        with pytest.raises(DrafterError, match="ValueError: the hint is None"):
-            parallel(channel, prompt="needs a hint")
+        raised(DrafterError, "ValueError: the hint is None", parallel, channel, prompt="needs a hint")
 
 
 def test_the_drafters_errors_are_told_and_the_worker_lives_on(capfd):
@@ -92,8 +92,7 @@ def test_the_drafters_errors_are_told_and_the_worker_lives_on(capfd):
         check(parallel(channel))
     with served(players.build_badly) as channel:
         for _ in range(2):
-            with pytest.raises(DrafterError, match="OSError: no weights here"):
-                parallel(channel)
+            raised(DrafterError, "OSError: no weights here", parallel, channel)
 
 
 class _Breaks(Hinting):
@@ -111,11 +110,9 @@ def test_answers_nobody_waits_for_any_more_are_not_mistaken_for_others():
 def test_a_drafter_that_does_not_answer_is_given_up():
     ours, theirs = multiprocessing.Pipe()
     with RemoteDrafter(PipeLink(ours, timeout=0.05)) as channel:
-        with pytest.raises(DrafterError, match=r"cannot be reached: no answer within 0\.05 seconds"):
-            parallel(channel)
+        raised(DrafterError, r"cannot be reached: no answer within 0\.05 seconds", parallel, channel)
         theirs.close()
-        with pytest.raises(DrafterError, match="cannot be reached"):
-            parallel(channel)
+        raised(DrafterError, "cannot be reached", parallel, channel)
 
 
 def is_alive(pid: int) -> bool:
@@ -131,10 +128,8 @@ def test_a_process_serves_rows_and_its_death_is_told():
         pid = channel.pid
         for sampling in SAMPLINGS:
             check(parallel(channel, sampling), sampling)
-        with pytest.raises(DrafterError, match="the drafter's process ended: killed by SIGKILL"):
-            parallel(channel, prompt="dies")
-        with pytest.raises(DrafterError, match="killed by SIGKILL"):
-            parallel(channel)
+        raised(DrafterError, "the drafter's process ended: killed by SIGKILL", parallel, channel, prompt="dies")
+        raised(DrafterError, "killed by SIGKILL", parallel, channel)
     assert not is_alive(pid) and not multiprocessing.active_children()
 
 

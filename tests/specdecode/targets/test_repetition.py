@@ -1,7 +1,7 @@
 """The repetition penalty along a tree is transformers' own along each of its paths."""
 
-import pytest
 import torch
+from refusals import value_error
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from specdecode.targets.repetition import RepetitionPenalty
@@ -36,5 +36,4 @@ def test_every_node_has_the_penalty_of_its_own_path():
 
 
 def test_a_penalty_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="repetition_penalty"):
-        RepetitionPenalty(0.0, [torch.tensor([1])], 5, 5)
+    value_error("repetition_penalty", RepetitionPenalty, 0.0, [torch.tensor([1])], 5, 5)

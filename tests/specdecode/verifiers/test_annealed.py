@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, random_chain, state_for
+from refusals import value_error
 from synthetic import MarkovDrafter, MarkovTarget, decoded, goodness_of_fit, random_table, total_variation
 from torch import Tensor
 
@@ -180,8 +181,7 @@ def test_weights_below_one_are_exact_and_above_are_not():
     ],
 )
 def test_bad_arguments(delta, decay, message):
-    with pytest.raises(ValueError, match=message):
-        AnnealedVerifier(delta, decay)
+    value_error(message, AnnealedVerifier, delta, decay)
 
 
 def test_trees_are_refused_and_bare_roots_taken():

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, clipped_tree, outcomes, random_parents, repeated, state_for
+from refusals import value_error
 from synthetic import MarkovDrafter, MarkovTarget, decoded, random_table, total_variation
 from torch import Tensor
 
@@ -414,5 +415,4 @@ def test_release_judges_no_children_that_were_drawn():
     ],
 )
 def test_bad_arguments(neighbours, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LanternVerifier(neighbours, **arguments)
+    value_error(message, LanternVerifier, neighbours, **arguments)

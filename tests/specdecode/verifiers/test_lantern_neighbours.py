@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import value_error
 from torch import Tensor
 
 import specdecode.verifiers.neighbours as neighbours
@@ -67,5 +68,4 @@ def test_no_neighbours_and_half_precision():
     ],
 )
 def test_bad_arguments(vectors, num_neighbours, message):
-    with pytest.raises(ValueError, match=message):
-        nearest_neighbours(vectors, num_neighbours)
+    value_error(message, nearest_neighbours, vectors, num_neighbours)

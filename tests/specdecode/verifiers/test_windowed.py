@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import state_for
+from refusals import value_error
 from synthetic import GREEDY
 
 from specdecode.roles import Draft, TargetOutput
@@ -74,8 +75,7 @@ def test_certain_targets_forgive_nothing():
 
 @pytest.mark.parametrize(("options", "message"), [({"threshold": -1}, "threshold"), ({"window": 0}, "window")])
 def test_settings_out_of_range_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        WindowedVerifier(**options)
+    value_error(message, WindowedVerifier, **options)
 
 
 def test_entropy_is_a_share_of_the_largest_possible_one():

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    Emu3Config,
-    Emu3ForConditionalGeneration,
-    Emu3ImageProcessor,
-    Emu3Processor,
-    Emu3TextConfig,
-    Emu3VQVAEConfig,
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import Emu3ForConditionalGeneration
 
 from vargen.models.reuse import Reuse
 from vargen.models.token_images.emu3 import EMU3
@@ -50,43 +41,35 @@ def _vocabulary(codes: int) -> dict[str, int]:
 def make(seed: int = 0, codes: int = CODES, context: int = 64, num_layers: int = 3) -> Emu3ForConditionalGeneration:
     """A model in float64 whose weights are large enough that its tokens differ from place to place."""
     vocabulary = _vocabulary(codes)
-    text = Emu3TextConfig(
+    text = transformers.Emu3TextConfig(
         vocab_size=len(vocabulary), hidden_size=32, intermediate_size=48, num_hidden_layers=num_layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=context, pad_token_id=PAD,
         bos_token_id=BOS, eos_token_id=EOS,
     )  # fmt: skip
-    vq = Emu3VQVAEConfig(
+    vq = transformers.Emu3VQVAEConfig(
         codebook_size=codes, base_channels=32, channel_multiplier=[1, 1, 1, 1], num_res_blocks=1, hidden_size=32,
         attn_resolutions=[], temporal_downsample_factor=1,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = Emu3ForConditionalGeneration(Emu3Config(vq_config=vq, text_config=text, vocabulary_map=vocabulary))
+    model = Emu3ForConditionalGeneration(
+        transformers.Emu3Config(vq_config=vq, text_config=text, vocabulary_map=vocabulary)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and ("text_model" in name or "lm_head" in name):
                 parameter.normal_(std=0.5)
         model.model.vqmodel.quantize.embedding.weight.normal_()
-    model.generation_config = GenerationConfig(
+    model.generation_config = transformers.GenerationConfig(
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=True, guidance_scale=3.0
     )
     return model.double().eval()
 
 
-def disturbed(model: Emu3ForConditionalGeneration, scale: float, seed: int = 1) -> Emu3ForConditionalGeneration:
-    """A model much like another one, to draft for it."""
-    other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    return other
-
-
-def processor(codes: int = CODES) -> Emu3Processor:
+def processor(codes: int = CODES) -> transformers.Emu3Processor:
     """Knows `WORDS`; its image processor normalises as the published ones do."""
     tokenizer = Tokenizer(models.WordLevel(_vocabulary(codes), unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits(True)])
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|extra_203|>", eos_token="<|extra_204|>", pad_token="<pad>",
         unk_token="<unk>",
         extra_special_tokens={
@@ -95,7 +78,7 @@ def processor(codes: int = CODES) -> Emu3Processor:
         },
     )  # fmt: skip
     halves = [0.5, 0.5, 0.5]
-    return Emu3Processor(Emu3ImageProcessor(image_mean=halves, image_std=halves), fast)
+    return transformers.Emu3Processor(transformers.Emu3ImageProcessor(image_mean=halves, image_std=halves), fast)
 
 
 def tokens(texts: list[str], rows: int = ROWS, columns: int = COLUMNS) -> tuple[Tensor, Tensor]:

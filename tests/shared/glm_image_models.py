@@ -5,24 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    ByT5Tokenizer,
-    GenerationConfig,
-    GlmImageConfig,
-    GlmImageForConditionalGeneration,
-    GlmImageImageProcessor,
-    GlmImageProcessor,
-    GlmImageTextConfig,
-    GlmImageVisionConfig,
-    GlmImageVQVAEConfig,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-)
+from transformers import GlmImageForConditionalGeneration
 
 CODES, HEAD = 24, 28
 """Tokens that are codes, and all that the head knows: four more, as it knows more than codes in the published model."""
@@ -39,7 +27,7 @@ HEIGHT, WIDTH = 64, 96
 """Pixels: 2 x 3 tokens."""
 
 
-class SmallPreviews(GlmImageProcessor):
+class SmallPreviews(transformers.GlmImageProcessor):
     """Like its base, but that a preview has up to 2 x 2 tokens, where the base makes some 256 of them."""
 
     def _get_target_shape(self, height: int, width: int) -> tuple[int, int, int, int]:  # type: ignore[override]
@@ -52,19 +40,19 @@ def make_model(
 ) -> GlmImageForConditionalGeneration:
     """A model in float64 whose weights are large enough that its tokens differ from place to place."""
     vocab_size, beginning, end, pad = codes + len(SPECIAL) + len(WORDS), codes, codes + 1, codes + 4
-    text = GlmImageTextConfig(
+    text = transformers.GlmImageTextConfig(
         vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=num_layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=context, pad_token_id=pad,
         vision_vocab_size=codes + 4, eos_token_id=end,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
     )  # fmt: skip
-    vision = GlmImageVisionConfig(
+    vision = transformers.GlmImageVisionConfig(
         depth=1, hidden_size=16, num_heads=2, image_size=64, patch_size=16, intermediate_size=16
     )  # fmt: skip
-    vq = GlmImageVQVAEConfig(embed_dim=8, num_embeddings=codes, latent_channels=16)
+    vq = transformers.GlmImageVQVAEConfig(embed_dim=8, num_embeddings=codes, latent_channels=16)
     torch.manual_seed(seed)
     model = GlmImageForConditionalGeneration(
-        GlmImageConfig(
+        transformers.GlmImageConfig(
             text_config=text, vision_config=vision, vq_config=vq, image_token_id=codes + 6,
             image_start_token_id=beginning, image_end_token_id=end,
         )
@@ -73,39 +61,41 @@ def make_model(
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and ("language_model" in name or "head" in name or "vq" in name):
                 parameter.normal_(std=0.5)
-    model.generation_config = GenerationConfig(
+    model.generation_config = transformers.GenerationConfig(
         do_sample=True, temperature=0.9, top_p=0.75, eos_token_id=end, pad_token_id=pad
     )
     return model.double().eval()
 
 
-def processor(kind: type[GlmImageProcessor] = SmallPreviews) -> GlmImageProcessor:
+def processor(kind: type[transformers.GlmImageProcessor] = SmallPreviews) -> transformers.GlmImageProcessor:
     """Knows `WORDS`."""
     codes = [f"<code {code}>" for code in range(CODES)]
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate([*codes, *SPECIAL, *WORDS])}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<image begins>", eos_token="<image ends>", pad_token="<pad>",
         unk_token="<unk>", padding_side="left",
         extra_special_tokens={"image_token": "<image>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"},
     )  # fmt: skip
-    images = GlmImageImageProcessor(
+    images = transformers.GlmImageImageProcessor(
         size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128}, patch_size=16, merge_size=1, temporal_patch_size=1
     )
     return kind(images, fast, chat_template=CHAT_TEMPLATE)
 
 
-def make(seed: int = 0, kind: type[GlmImageProcessor] = SmallPreviews, **sizes: int) -> GlmImagePipeline:
+def make(seed: int = 0, kind: type[transformers.GlmImageProcessor] = SmallPreviews, **sizes: int) -> GlmImagePipeline:
     """diffusers' pipeline; all but the autoregressive model is in float32."""
     model = make_model(seed, **sizes)
     torch.manual_seed(seed)
     pipe = GlmImagePipeline(
-        tokenizer=ByT5Tokenizer(),
+        tokenizer=transformers.ByT5Tokenizer(),
         processor=processor(kind),
-        text_encoder=T5EncoderModel(
-            T5Config(vocab_size=384, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0)
+        text_encoder=transformers.T5EncoderModel(
+            transformers.T5Config(
+                vocab_size=384, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0
+            )
         ).eval(),
         vision_language_encoder=model,
         vae=AutoencoderKL(
@@ -148,9 +138,9 @@ def mend(pipe: GlmImagePipeline) -> None:
     model.get_image_tokens = lambda joined, grids: model.model.get_image_tokens(list(joined.split(channels)), grids)
 
 
-def greedy(model: GlmImageForConditionalGeneration) -> GenerationConfig:
+def greedy(model: GlmImageForConditionalGeneration) -> transformers.GenerationConfig:
     """The model's settings for the most probable code always, and none but codes; diffusers can be told neither."""
-    config = GenerationConfig(**model.generation_config.to_diff_dict())
+    config = transformers.GenerationConfig(**model.generation_config.to_diff_dict())
     config.update(top_k=1, top_p=1.0, temperature=1.0, suppress_tokens=list(range(CODES, HEAD)))
     return config
 
@@ -186,7 +176,7 @@ def inputs(pictures: bool = False, prompts: list[str] = PROMPTS, height: int = H
 
 def save(folder: Path, context: int = 512) -> Path:
     """A whole pipeline in float32, as diffusers saves it, with previews as large as the published model's."""
-    pipe = make(kind=GlmImageProcessor)
+    pipe = make(kind=transformers.GlmImageProcessor)
     pipe.register_modules(vision_language_encoder=make_model(context=context).float())
     pipe.save_pretrained(folder)
     return folder

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from pathlib import Path
 
+import language_models
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    JanusConfig,
-    JanusForConditionalGeneration,
-    JanusImageProcessor,
-    JanusProcessor,
-    JanusVisionConfig,
-    JanusVQVAEConfig,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import JanusForConditionalGeneration
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<image>", "<boi>", "<eoi>"]
 PAD, BOS, EOS, _, IMAGE, BOI, _ = range(len(SPECIAL))
@@ -32,27 +24,27 @@ def make(
 ) -> JanusForConditionalGeneration:
     """A model in float64 whose weights are large enough that its tokens differ from place to place."""
     width = 32
-    text = LlamaConfig(
+    text = transformers.LlamaConfig(
         hidden_size=width, intermediate_size=48, num_hidden_layers=num_layers, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=len(SPECIAL) + len(WORDS), max_position_embeddings=context,
     )  # fmt: skip
-    vision = JanusVisionConfig(
+    vision = transformers.JanusVisionConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=4 * grid, patch_size=4,
         projection_dim=width, num_image_tokens=grid**2,
     )  # fmt: skip
-    vq = JanusVQVAEConfig(
+    vq = transformers.JanusVQVAEConfig(
         embed_dim=4, num_embeddings=codes, latent_channels=8, base_channels=32, channel_multiplier=[1, 1, 1],
         num_res_blocks=1, projection_dim=width, image_token_embed_dim=width,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = JanusForConditionalGeneration(
-        JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=IMAGE)
+        transformers.JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=IMAGE)
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and ("language_model" in name or "generation" in name):
                 parameter.normal_(std=0.5)
-    model.generation_config = GenerationConfig(
+    model.generation_config = transformers.GenerationConfig(
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, generation_kwargs={"boi_token_id": BOI}
     )
     return model.double().eval()
@@ -65,32 +57,24 @@ def save(folder: Path) -> Path:
     return folder
 
 
-def disturbed(model: JanusForConditionalGeneration, scale: float, seed: int = 1) -> JanusForConditionalGeneration:
-    """A model much like another one, to draft for it."""
-    other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in other.named_parameters():
-            if "vqmodel" in name:  # the same codes
-                continue
-            parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    return other
+disturbed = partial(language_models.disturbed, same="vqmodel")
+"""A model much like another one, with the same codes, to draft for it."""
 
 
-def processor() -> JanusProcessor:
+def processor() -> transformers.JanusProcessor:
     """Knows `WORDS`; its image processor normalises as the published ones do."""
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate([*SPECIAL, *WORDS])}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>",
         extra_special_tokens={"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
     )  # fmt: skip
     halves = [0.5, 0.5, 0.5]
-    images = JanusImageProcessor(image_mean=halves, image_std=halves)
-    return JanusProcessor(images, fast, chat_template=CHAT_TEMPLATE)
+    images = transformers.JanusImageProcessor(image_mean=halves, image_std=halves)
+    return transformers.JanusProcessor(images, fast, chat_template=CHAT_TEMPLATE)
 
 
 def prompts() -> tuple[Tensor, Tensor]:

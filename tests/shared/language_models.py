@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 import specdecode
 from specdecode.sampling import SamplingConfig, logits_to_probabilities
@@ -46,45 +35,36 @@ _SIZES: dict[str, Any] = {
 
 
 def _llama(sizes: dict[str, Any]) -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**sizes))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
 def _qwen3(sizes: dict[str, Any]) -> PreTrainedModel:
     """Layers of two kinds, which take their masks as a dictionary."""
-    config = Qwen3Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    config = transformers.Qwen3Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
     assert len(set(config.layer_types)) == 2 or sizes["num_hidden_layers"] == 1
-    return Qwen3ForCausalLM(config)
+    return transformers.Qwen3ForCausalLM(config)
 
 
 def _gemma3(sizes: dict[str, Any]) -> PreTrainedModel:
     """Two kinds of layers with rotary frequencies of their own, and logits that are capped behind the head."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"][: sizes["num_hidden_layers"]]
-    config = Gemma3TextConfig(
+    config = transformers.Gemma3TextConfig(
         **sizes, sliding_window=WINDOW, layer_types=kinds, query_pre_attn_scalar=8, final_logit_softcapping=20.0
     )
-    return Gemma3ForCausalLM(config)
+    return transformers.Gemma3ForCausalLM(config)
 
 
 def _mistral(sizes: dict[str, Any]) -> PreTrainedModel:
     """Every layer sees a window, and there is one mask."""
-    return MistralForCausalLM(MistralConfig(**sizes, sliding_window=WINDOW))
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=WINDOW))
 
 
 def _gpt2(sizes: dict[str, Any]) -> PreTrainedModel:
     """Positions are learned vectors."""
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=sizes["vocab_size"],
-            n_embd=32,
-            n_layer=sizes["num_hidden_layers"],
-            n_head=4,
-            n_positions=128,
-            pad_token_id=PAD,
-            eos_token_id=None,
-            bos_token_id=None,
-            tie_word_embeddings=False,
-        )
-    )
+    kept = ("vocab_size", "pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings")
+    config = {"n_embd": 32, "n_layer": sizes["num_hidden_layers"], "n_head": 4, "n_positions": 128}
+    config |= {name: sizes[name] for name in kept}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
 
 
 _MAKERS = {"llama": _llama, "qwen3": _qwen3, "gemma3": _gemma3, "mistral": _mistral, "gpt2": _gpt2}
@@ -102,14 +82,15 @@ def make(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64, *
     return model
 
 
-def disturbed(model: PreTrainedModel, scale: float, seed: int = 1) -> PreTrainedModel:
-    """A drafter for `model`: the same with noise on its weights, so that it is often right and often wrong."""
+def disturbed(model: PreTrainedModel, scale: float, same: str = "-") -> PreTrainedModel:
+    """A drafter for `model`: the same with noise on its weights, so that it is often right and often wrong.
+    Parameters stay whose names hold `same`."""
     from copy import deepcopy
 
-    generator, other = torch.Generator().manual_seed(seed), deepcopy(model)
+    generator, other = torch.Generator().manual_seed(1), deepcopy(model)
     with torch.no_grad():
-        for parameter in other.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in other.named_parameters():
+            if parameter.ndim > 1 and same not in name:
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
     return other
 
@@ -150,14 +131,10 @@ def fresh_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return model(torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
 
 
-def by_generate(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int, end: list[int]) -> Tensor:
-    """transformers' own greedy decoding: [B, T + n]."""
-    output = model.generate(
-        input_ids=prompts[0], attention_mask=prompts[1], max_new_tokens=count, do_sample=False,
-        eos_token_id=end or [-1], pad_token_id=PAD,
-    )  # fmt: skip
-    assert isinstance(output, Tensor)
-    return output
+def by_generate(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = 16, **options: Any) -> Any:
+    """transformers' own decoding, greedy unless the options say more: [B, T + n]."""
+    options = {"pad_token_id": PAD, "eos_token_id": [-1], "do_sample": False, **options}
+    return model.generate(prompts[0], attention_mask=prompts[1], max_new_tokens=count, **options)
 
 
 def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor], **options: Any) -> Any:

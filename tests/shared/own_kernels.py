@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdecode.kernels import build
 from specdecode.kernels.fast_pass import FastPass
@@ -49,6 +50,19 @@ def served(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(FastPass, "run", counted)
     return found
+
+
+def compiled_products(model: torch.nn.Module, x: torch.Tensor) -> int:
+    """How many products a compiled model, whose numbers are those of the eager one, leaves to the kernels."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    assert torch.equal(torch.compile(model, backend=keep, fullgraph=True)(x), model(x))
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    return sum("few_row_linear" in str(target) for target in called)
 
 
 AS_THE_PRODUCT = ("tests/specdecode/targets/", "tests/specdecode/text/", "tests/vargen/pipelines/")

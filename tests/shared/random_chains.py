@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,14 +71,24 @@ def repeated(tree: TokenTree, rows: int) -> TokenTree:
 
 def token_paths(tree: TokenTree, row: int) -> list[tuple[int, ...]]:
     """The tokens from below the root to each other node."""
-    found = []
-    for node in range(1, tree.num_nodes):
-        path: list[int] = []
-        while node > 0:
-            path.insert(0, int(tree.tokens[row, node]))
-            node = int(tree.parents[row, node])
-        found.append(tuple(path))
-    return found
+    ways = [way_to(tree.parents[row].tolist(), node) for node in range(1, tree.num_nodes)]
+    return [tuple(tree.tokens[row, way[1:]].tolist()) for way in ways]
+
+
+def way_to(parents: Sequence[int], node: int) -> list[int]:
+    """Nodes from the root to this one, pointer by pointer."""
+    way = [node]
+    while parents[way[0]] >= 0:
+        way.insert(0, parents[way[0]])
+    return way
+
+
+def check_in_step(model: Any, waiting: Tensor, state: DecodeState) -> None:
+    """A drafter's model holds the decoded tokens of a row but for the last ones, which wait: so many [B]."""
+    for row in range(min(len(state.lengths), 5)):
+        if state.active[row]:
+            known = state.tokens[row, : int(state.lengths[row]) - int(waiting[row])].tolist()
+            assert model.committed[row, 2 : 2 + int(model.lengths[row])].tolist() == known
 
 
 def assert_same(one: Verdict, other: Verdict) -> None:

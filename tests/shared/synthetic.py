@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.loop import DecodeResult, OnStep
 from specdecode.ragged import put_rows
@@ -202,6 +203,27 @@ class TableHead:
 
     def advance(self, counts: Tensor) -> None:
         """Nothing is kept."""
+
+
+def chain_of(length: int) -> FixedDraftSize:
+    """The size of a chain of so many draft tokens."""
+    return FixedDraftSize(DraftSize(length + 1, length))
+
+
+class TakingTurns:
+    """A sizer that goes through these sizes, the second one first, and learns nothing."""
+
+    def __init__(self, *sizes: DraftSize) -> None:
+        self.sizes, self.turn = sizes, 0
+        self.largest = DraftSize(max(each.total_tokens for each in sizes), max(each.depth for each in sizes))
+
+    def choose(self) -> DraftSize:
+        """The next one."""
+        self.turn += 1
+        return self.sizes[self.turn % len(self.sizes)]
+
+    def observe(self, *_: object) -> None:
+        """Nothing depends on it."""
 
 
 @dataclass

@@ -8,19 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    LlavaNextVideoConfig,
-    LlavaNextVideoForConditionalGeneration,
-    LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
 
 VOCAB, IMAGE, VIDEO, VISION_START, VISION_END, END = 300, 290, 291, 292, 293, 2
 ARCHITECTURES = ("qwen2_5_vl", "llava_onevision")
@@ -55,35 +44,35 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
     patches = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
     encoder = {**patches, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64}
     if architecture == "qwen2_vl":
-        config: Any = Qwen2VLConfig(
+        config: Any = transformers.Qwen2VLConfig(
             text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
             vision_config={**patches, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
             **tokens,
         )
-        return sharpen(Qwen2VLForConditionalGeneration(config))
+        return sharpen(transformers.Qwen2VLForConditionalGeneration(config))
     if architecture == "qwen3_vl":
-        config = Qwen3VLConfig(
+        config = transformers.Qwen3VLConfig(
             text_config={**text, "head_dim": 16, "rope_parameters": {**rope, "mrope_interleaved": True}},
             vision_config={**encoder, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
             **tokens,
         )
-        return sharpen(Qwen3VLForConditionalGeneration(config))
+        return sharpen(transformers.Qwen3VLForConditionalGeneration(config))
     if architecture == "llava_next_video":
-        config = LlavaNextVideoConfig(
+        config = transformers.LlavaNextVideoConfig(
             text_config={**text, "model_type": "llama"},
             vision_config={**tower, "model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
             image_token_index=IMAGE,
             video_token_index=VIDEO,
         )
-        return sharpen(LlavaNextVideoForConditionalGeneration(config))
+        return sharpen(transformers.LlavaNextVideoForConditionalGeneration(config))
     if architecture == "qwen2_5_vl":
-        config = Qwen2_5_VLConfig(
+        config = transformers.Qwen2_5_VLConfig(
             text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
             vision_config={**encoder, "window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2},
             **tokens,
         )
-        return sharpen(Qwen2_5_VLForConditionalGeneration(config))
-    config = LlavaOnevisionConfig(
+        return sharpen(transformers.Qwen2_5_VLForConditionalGeneration(config))
+    config = transformers.LlavaOnevisionConfig(
         text_config={**text, "model_type": "qwen2"},
         vision_config={**tower, "model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": False},
         image_token_id=IMAGE,
@@ -92,7 +81,7 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
         vision_feature_select_strategy="full",
         tie_word_embeddings=False,
     )
-    return sharpen(LlavaOnevisionForConditionalGeneration(config))
+    return sharpen(transformers.LlavaOnevisionForConditionalGeneration(config))
 
 
 def build_inputs(architecture: str, seed: int = 0, question_length: int = 6, frames: int = FRAMES) -> dict[str, Tensor]:

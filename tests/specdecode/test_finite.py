@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from synthetic import MarkovTarget, decoded, random_table
+from synthetic import MarkovTarget, chain_of, decoded, random_table
 from torch import Tensor
 
 from specdecode import JacobiDrafter, LogitsError, SamplingConfig, TargetOutput
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 
 
 class _Faulty(MarkovTarget):
@@ -31,7 +30,7 @@ class _Faulty(MarkovTarget):
 
 
 def _run(target: MarkovTarget, temperature: float, drafted: bool) -> Tensor:
-    drafter = JacobiDrafter(5, FixedDraftSize(DraftSize(3, 2))) if drafted else None
+    drafter = JacobiDrafter(5, chain_of(2)) if drafted else None
     return decoded(target, 8, SamplingConfig(temperature), drafter=drafter).tokens
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_chains import way_to
 from refusals import value_error
 
 from specdecode.tree import TokenTree
@@ -25,14 +26,6 @@ def trees(draw: st.DrawFn) -> TokenTree:
     return TokenTree.from_parents(tokens, torch.tensor(parents), torch.tensor(valid))
 
 
-def slow_path(tree: TokenTree, row: int, node: int) -> list[int]:
-    """From the root (or the padding node) to a node, pointer by pointer."""
-    path = [node]
-    while tree.parents[row, path[0]] >= 0:
-        path.insert(0, int(tree.parents[row, path[0]]))
-    return path
-
-
 @settings(max_examples=60, deadline=None)
 @given(tree=trees())
 def test_shape_agrees_with_a_walk(tree):
@@ -40,7 +33,7 @@ def test_shape_agrees_with_a_walk(tree):
     paths, mask, leaves, leaf_paths = tree.paths(), tree.ancestor_mask(), tree.leaves(), tree.leaf_paths()
     for row in range(tree.batch_size):
         for node in range(tree.num_nodes):
-            path = slow_path(tree, row, node)
+            path = way_to(tree.parents[row].tolist(), node)
             assert int(tree.depth[row, node]) == len(path) - 1
             assert paths[row, node].tolist() == path + [-1] * (tree.max_depth + 1 - len(path))
             assert mask[row, node].nonzero()[:, 0].tolist() == sorted(path)

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from random_chains import check_in_step
 from refusals import value_error
-from synthetic import GREEDY, MarkovTarget, decoded, random_table
+from synthetic import GREEDY, MarkovTarget, TakingTurns, chain_of, decoded, random_table, sequence_p_value
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModelDrafter
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig, Tag, sample
 
@@ -20,39 +21,17 @@ PROMPT = torch.tensor([1, 3])
 SAMPLING = SamplingConfig(temperature=0.9)
 
 
-def chain(length: int) -> FixedDraftSize:
-    return FixedDraftSize(DraftSize(length + 1, length))
-
-
 class InStep(DraftModelDrafter):
     """After every step the model holds the decoded tokens but those that wait, which come next."""
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         super().observe(draft, output, verdict, state)
-        model: Any = self.model
-        for row in range(min(len(state.lengths), 5)):
-            if not state.active[row]:
-                continue
-            fed, waits = int(model.lengths[row]), int(self._counts[row])
-            decoded = state.tokens[row, : int(state.lengths[row])].tolist()
-            assert model.committed[row, 2 : 2 + fed].tolist() == decoded[: len(decoded) - waits]
+        check_in_step(self.model, self._counts, state)
 
 
-class Sizes:
-    """Changes from step to step, with long stretches without a draft."""
-
-    largest = DraftSize(6, 5)
-
-    def __init__(self) -> None:
-        self.lengths, self.turn = [3, 1, 5, *[0] * 12, 2, 0, 4], 0
-
-    def choose(self) -> DraftSize:
-        self.turn += 1
-        length = self.lengths[self.turn % len(self.lengths)]
-        return DraftSize(length + 1, length)
-
-    def observe(self, *_: object) -> None:
-        pass
+def sizes() -> TakingTurns:
+    """They change from step to step, with long stretches without a draft."""
+    return TakingTurns(*(DraftSize(length + 1, length) for length in (3, 1, 5, *[0] * 12, 2, 0, 4)))
 
 
 def run(
@@ -64,18 +43,17 @@ def run(
     table: Tensor = TABLE,
     draft_table: Tensor = DRAFT_TABLE,
     length: int = LENGTH,
-    drafter_type: type[DraftModelDrafter] = InStep,
     drafting: bool = True,
 ) -> Tensor:
-    drafter = drafter_type(MarkovTarget(draft_table, prompts, length + 8), sizer, children) if drafting else None
+    drafter = InStep(MarkovTarget(draft_table, prompts, length + 8), sizer, children) if drafting else None
     return decoded(MarkovTarget(table, prompts, length - 1), length, sampling, drafter=drafter).tokens
 
 
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(1.3, 4, 0.8)], ids=str)
-def test_the_distribution_is_the_targets(p_value, length, sampling):
-    tokens = run(chain(length), "sampled", prompts=PROMPT.expand(DRAWS, 2), sampling=sampling)
-    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+def test_the_distribution_is_the_targets(length, sampling):
+    tokens = run(chain_of(length), "sampled", prompts=PROMPT.expand(DRAWS, 2), sampling=sampling)
+    assert sequence_p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
 class _DrawsAnew(DraftModelDrafter):
@@ -97,7 +75,7 @@ class _DrawsAnew(DraftModelDrafter):
 def test_a_drafted_token_is_the_draw_of_its_place():
     """The counter of its random numbers is its output position, wherever in a chain it stands."""
     model = MarkovTarget(DRAFT_TABLE, PROMPT.expand(9, 2), 20)
-    drafter = _DrawsAnew(model, chain(3), "sampled")
+    drafter = _DrawsAnew(model, chain_of(3), "sampled")
     decoded(MarkovTarget(TABLE, PROMPT.expand(9, 2), 11), 12, SAMPLING, drafter=drafter)
     assert drafter.steps >= 3
 
@@ -106,14 +84,14 @@ def test_a_coupled_token_is_the_targets_draw_of_its_place():
     """A model that says what the target says is always right, since it uses the target's number of the place."""
     model, target = (MarkovTarget(TABLE, PROMPT.expand(40, 2), capacity) for capacity in (24, 12))
     for children in ("coupled", "sampled"):
-        drafter = DraftModelDrafter(model, chain(3), children)
+        drafter = DraftModelDrafter(model, chain_of(3), children)
         result = decoded(target, 13, SAMPLING, drafter=drafter)
         assert result.trace.accepted_lengths == [[3, 3, 3]] * 40
 
 
 @pytest.mark.parametrize("children", ["sampled", "coupled"])
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(2.5, 9)], ids=str)
-@pytest.mark.parametrize("sizer", [lambda: chain(4), Sizes], ids=["fixed", "changing"])
+@pytest.mark.parametrize("sizer", [lambda: chain_of(4), sizes], ids=["fixed", "changing"])
 def test_greedy_and_coupled_drafts_change_no_token(children, sampling, sizer):
     table = random_table(30, seed=7, scale=2.0)
     same: dict[str, Any] = {
@@ -132,6 +110,6 @@ def test_greedy_and_coupled_drafts_change_no_token(children, sampling, sizer):
 
 def test_what_cannot_be_used_is_named():
     prompts = PROMPT.expand(2, 2)
-    value_error("children", DraftModelDrafter, MarkovTarget(TABLE, prompts, 4), chain(2), "drawn")
+    value_error("children", DraftModelDrafter, MarkovTarget(TABLE, prompts, 4), chain_of(2), "drawn")
     with pytest.raises(ValueError, match="draft_model must have the target's vocabulary of 5 tokens, it has 6"):
-        run(chain(2), "coupled", prompts=prompts, sampling=SAMPLING, draft_table=random_table(6, seed=0))
+        run(chain_of(2), "coupled", prompts=prompts, sampling=SAMPLING, draft_table=random_table(6, seed=0))

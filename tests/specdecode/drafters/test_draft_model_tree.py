@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import GREEDY, MarkovTarget, decoded, random_table
+from random_chains import check_in_step
+from synthetic import GREEDY, MarkovTarget, chain_of, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
@@ -64,13 +64,8 @@ class Checked(DraftModelTreeDrafter):
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         super().observe(draft, output, verdict, state)
-        model: Any = self.model
-        for row in range(len(state.lengths)):
-            if state.active[row]:
-                fed, waits = int(model.lengths[row]), int(self._counts[row])
-                decoded = state.tokens[row, : int(state.lengths[row])].tolist()
-                assert waits in (1, 2)
-                assert model.committed[row, 2 : 2 + fed].tolist() == decoded[: len(decoded) - waits]
+        assert set(self._counts[state.active].tolist()) <= {1, 2}
+        check_in_step(self.model, self._counts, state)
 
 
 def wrong_nodes(draft: Draft, races: Tensor, before_root: int, row: int, room: int) -> int:
@@ -132,8 +127,7 @@ def test_a_tree_needs_no_more_passes_than_its_own_chain(sampling):
     for row in range(ROWS):
         prompts = PROMPTS[row : row + 1]
         tree = run(over(SHAPES["published"], prompts=prompts), sampling, prompts)
-        size = FixedDraftSize(DraftSize(6, 5))
-        chain = run(DraftModelDrafter(Counting(DRAFT_TABLE, prompts, LENGTH), size), sampling, prompts)
+        chain = run(DraftModelDrafter(Counting(DRAFT_TABLE, prompts, LENGTH), chain_of(5)), sampling, prompts)
         assert tree.trace.target_passes <= chain.trace.target_passes
     assert tree.trace.target_passes < chain.trace.target_passes
 

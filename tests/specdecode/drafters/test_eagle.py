@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from random_chains import state_for, token_paths
 from refusals import value_error
-from synthetic import GREEDY, FeatureTarget, TableHead, decoded, random_table
+from synthetic import GREEDY, FeatureTarget, TableHead, TakingTurns, decoded, random_table, sequence_p_value
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -60,24 +60,6 @@ class CheckedHead(TableHead):
         for row, count in enumerate(counts.tolist()):
             assert self.places[row][:count] == list(range(count)), "pairs that join stand one behind the other"
             self.sequence[row] += list(zip(before[row, :count].tolist(), tokens[row, :count].tolist(), strict=True))
-
-
-class Alternating:
-    """A sizer that takes turns, also between drafting and not."""
-
-    def __init__(self, *sizes: DraftSize) -> None:
-        self.sizes, self.turn = sizes, 0
-
-    @property
-    def largest(self) -> DraftSize:
-        return DraftSize(max(s.total_tokens for s in self.sizes), max(s.depth for s in self.sizes))
-
-    def choose(self) -> DraftSize:
-        self.turn += 1
-        return self.sizes[self.turn % len(self.sizes)]
-
-    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor) -> None:
-        """Nothing to learn."""
 
 
 def run(
@@ -162,7 +144,7 @@ def test_the_head_has_read_every_token_once_with_the_feature_before_it():
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig()], ids=str)
 def test_steps_without_a_draft_lose_nothing(sampling):
-    sizer = Alternating(*[DraftSize(1, 0)] * 20, DraftSize(12, 3), DraftSize(1, 0), DraftSize(6, 2))
+    sizer = TakingTurns(*[DraftSize(1, 0)] * 20, DraftSize(12, 3), DraftSize(1, 0), DraftSize(6, 2))
     plain, fast, trace, head = run(DynamicTree(4), sizer, sampling=sampling, length=80)
     assert torch.equal(plain, fast)
     assert trace.drafted > 0
@@ -233,7 +215,7 @@ def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k, depth, total_token
 
 def test_as_many_coupled_nodes_as_levels_are_the_first_of_each_race():
     table, prompts, first = random_table(25, seed=4, scale=2.0), torch.tensor([[1, 2]]), torch.tensor([5])
-    sizer = Alternating(DraftSize(12, 3), DraftSize(4, 3))
+    sizer = TakingTurns(DraftSize(12, 3), DraftSize(4, 3))
     drafter, state = begun(CheckedHead(table), DynamicTree(4), sizer, "coupled", prompts, first)
     tree = drafter.propose(state).tree
     noise = state.streams.exponential(Tag.TARGET, torch.arange(1, 4)[None], 25)[0]
@@ -261,18 +243,18 @@ TREE = StaticTree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
     "sampling", [SamplingConfig(0.9), SamplingConfig(1.3, 4, 0.8), SamplingConfig(1.0, 2)], ids=str
 )
 @pytest.mark.parametrize("shape", [StaticTree.chain(3), TREE], ids=["chain", "tree"])
-def test_sampled_children_leave_the_distribution_exact(p_value, shape, sampling):
+def test_sampled_children_leave_the_distribution_exact(shape, sampling):
     """With top_k=2 the third sibling is no draw at all, which the verifier must be told."""
-    assert p_value(sampled_tokens(shape, sampling), EAGLE_TABLE, PROMPT, sampling) > 1e-3
+    assert sequence_p_value(sampled_tokens(shape, sampling), EAGLE_TABLE, PROMPT, sampling) > 1e-3
 
 
 @pytest.mark.parametrize(
     ("sure", "temperature"), [(20.0, 0.9), (50.0, 0.9), (80.0, 1.0), (100.0, 3.0), (4.0, 0.05), (10.0, 0.1)]
 )
-def test_sampled_children_of_a_very_sure_head_leave_it_exact(p_value, sure, temperature):
+def test_sampled_children_of_a_very_sure_head_leave_it_exact(sure, temperature):
     """What earlier siblings leave may be 1e-40, and later ones claim all of it, or be nothing that float32 can tell."""
     sampling = SamplingConfig(temperature)
-    assert p_value(sampled_tokens(TREE, sampling, sure), EAGLE_TABLE, PROMPT, sampling) > 1e-3
+    assert sequence_p_value(sampled_tokens(TREE, sampling, sure), EAGLE_TABLE, PROMPT, sampling) > 1e-3
 
 
 @pytest.mark.parametrize("kernels", ["torch_lines", "own_kernels"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from synthetic import MarkovTarget, chi_square_p_value, decoded, random_table
+from synthetic import MarkovTarget, chain_of, chi_square_p_value, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -52,7 +52,7 @@ class Watched(ForcedTokensDrafter):
 
 
 def window(length: int, coupling: str = "independent", guess: str = "random") -> JacobiDrafter:
-    return JacobiDrafter(VOCAB, FixedDraftSize(DraftSize(length + 1, length)), guess, coupling)
+    return JacobiDrafter(VOCAB, chain_of(length), guess, coupling)
 
 
 def run(drafter: Drafter | None, draws: int = DRAWS) -> DecodeResult:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from random_chains import state_for
 from refusals import value_error
-from synthetic import GREEDY, MarkovTarget, decoded, random_table
+from synthetic import GREEDY, MarkovTarget, TakingTurns, decoded, random_table, sequence_p_value
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -32,20 +32,9 @@ def window(length: int, branches: int = 1, depth: int = 0) -> FixedDraftSize:
     return FixedDraftSize(sized(length, branches, depth))
 
 
-class Changing:
+def changing(*lengths: int, branches: int = 1, depth: int = 0) -> TakingTurns:
     """A window that changes from step to step, also to nothing."""
-
-    def __init__(self, lengths: tuple[int, ...] = (3, 0, 5, 1), branches: int = 1, depth: int = 0) -> None:
-        self.sizes = [sized(length, branches, depth) for length in lengths]
-        self.largest = max(self.sizes, key=lambda size: size.depth)
-        self.turn = 0
-
-    def choose(self) -> DraftSize:
-        self.turn += 1
-        return self.sizes[self.turn % len(self.sizes)]
-
-    def observe(self, *_: object) -> None:
-        pass
+    return TakingTurns(*(sized(length, branches, depth) for length in lengths or (3, 0, 5, 1)))
 
 
 def decode_rows(
@@ -57,6 +46,11 @@ def decode_rows(
     **more: Any,
 ) -> DecodeResult:
     return decoded(MarkovTarget(table, prompts, length - 1), length, sampling, drafter=drafter, **more)
+
+
+def is_exact(drafter: JacobiDrafter, sampling: SamplingConfig = SAMPLING, table: Tensor = TABLE) -> bool:
+    """Whether sequences come as often as the target says."""
+    return sequence_p_value(decode_rows(drafter, sampling, table).tokens, table, PROMPT, sampling) > 1e-3
 
 
 def test_a_window_of_one_drafts_a_token_and_branches_have_the_nodes_that_are_kept_for_them():
@@ -73,26 +67,22 @@ DRAWN = [coupling for coupling in COUPLINGS if coupling != "target"]
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize("length", [1, 5])
-def test_the_distribution_is_the_targets(p_value, length, coupling, initial_guess):
-    tokens = decode_rows(JacobiDrafter(VOCAB, window(length), initial_guess, coupling)).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+def test_the_distribution_is_the_targets(length, coupling, initial_guess):
+    assert is_exact(JacobiDrafter(VOCAB, window(length), initial_guess, coupling))
 
 
 @pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize(("lengths", "sampling"), [((3, 0, 5, 1), SamplingConfig(1.3, 4, 0.8)), ((2, 3), SAMPLING)])
-def test_filters_and_changing_windows_stay_exact(p_value, coupling, lengths, sampling):
+def test_filters_and_changing_windows_stay_exact(coupling, lengths, sampling):
     """(2, 3): a guess that is taken from the wrong place of a window that was resized shows there alone."""
-    tokens = decode_rows(JacobiDrafter(VOCAB, Changing(lengths), "repeat", coupling), sampling).tokens
-    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+    assert is_exact(JacobiDrafter(VOCAB, changing(*lengths), "repeat", coupling), sampling)
 
 
 @pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize("least", [0.0, 0.4])
-def test_survivors_with_their_draws_are_exact(p_value, coupling, least):
-    tokens = decode_rows(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least)).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
-    resized = decode_rows(JacobiDrafter(VOCAB, Changing(), "random", coupling, least)).tokens
-    assert p_value(resized, TABLE, PROMPT, SAMPLING) > 1e-3
+def test_survivors_with_their_draws_are_exact(coupling, least):
+    assert is_exact(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least))
+    assert is_exact(JacobiDrafter(VOCAB, changing(), "random", coupling, least))
 
 
 WIDE: dict[str, Any] = {
@@ -105,14 +95,14 @@ WIDE: dict[str, Any] = {
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_greedy_tokens_equal_plain_decoding(coupling, initial_guess):
-    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, coupling), GREEDY, **WIDE)
+    fast = decode_rows(JacobiDrafter(30, changing(), initial_guess, coupling), GREEDY, **WIDE)
     assert torch.equal(decode_rows(None, GREEDY, **WIDE).tokens, fast.tokens)
 
 
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial_guess):
     sampling = SamplingConfig(0.9, 20, 0.95)
-    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, "target"), sampling, **WIDE)
+    fast = decode_rows(JacobiDrafter(30, changing(), initial_guess, "target"), sampling, **WIDE)
     assert torch.equal(decode_rows(None, sampling, **WIDE).tokens, fast.tokens)
 
 
@@ -190,19 +180,16 @@ def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling):
 # Branches at a window's front: exact, drawn or compared, and a pass adds more.
 
 
-def branching(
-    vocab_size: int, size: int | None, branches: int, depth: int, kind: Any = BranchingJacobiDrafter, **options: Any
-) -> BranchingJacobiDrafter:
+def branching(vocab_size: int, size: int | None, branches: int, depth: int, **options: Any) -> BranchingJacobiDrafter:
     """Of a window of this size; None: of one that changes."""
-    sizer: Any = Changing(branches=branches, depth=depth) if size is None else window(size, branches, depth)
-    return kind(vocab_size, sizer, branches, depth, **{"initial_guess": "repeat", **options})
+    sizer: Any = changing(branches=branches, depth=depth) if size is None else window(size, branches, depth)
+    return BranchingJacobiDrafter(vocab_size, sizer, branches, depth, **{"initial_guess": "repeat", **options})
 
 
 @pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize(("branches", "depth"), [(2, 1), (3, 2), (5, 8)])
-def test_branches_leave_the_distribution_as_it_is(p_value, branches, depth, coupling):
-    drafter = branching(VOCAB, 3, branches, depth, coupling=coupling)
-    assert p_value(decode_rows(drafter).tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+def test_branches_leave_the_distribution_as_it_is(branches, depth, coupling):
+    assert is_exact(branching(VOCAB, 3, branches, depth, coupling=coupling))
 
 
 @pytest.mark.parametrize(
@@ -214,19 +201,15 @@ def test_branches_leave_the_distribution_as_it_is(p_value, branches, depth, coup
     ],
     ids=str,
 )
-def test_filters_survivors_and_changing_windows_stay_exact(p_value, options):
+def test_filters_survivors_and_changing_windows_stay_exact(options):
     """Of five tokens the filters leave fewer than there are branches: the others are claimed to be choices."""
-    sampling = SamplingConfig(1.3, 3, 0.8)
-    tokens = decode_rows(branching(VOCAB, None, 4, 2, **options), sampling).tokens
-    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+    assert is_exact(branching(VOCAB, None, 4, 2, **options), SamplingConfig(1.3, 3, 0.8))
 
 
 @pytest.mark.parametrize(("scale", "temperature"), [(30.0, 1.0), (1.0, 0.03), (2.0, 0.2)])
-def test_branches_of_a_very_sure_target_stay_exact(p_value, scale, temperature):
+def test_branches_of_a_very_sure_target_stay_exact(scale, temperature):
     """Most sequences have no probability at all; what a first guess leaves may be 1e-40."""
-    sampling = SamplingConfig(temperature)
-    tokens = decode_rows(branching(VOCAB, 3, 3, 2), sampling, scale * TABLE).tokens
-    assert p_value(tokens, scale * TABLE, PROMPT, sampling) > 1e-3
+    assert is_exact(branching(VOCAB, 3, 3, 2), SamplingConfig(temperature), scale * TABLE)
 
 
 @pytest.mark.parametrize(

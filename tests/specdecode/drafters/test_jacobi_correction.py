@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import FeatureTarget, MarkovTarget, TableHead, decoded, random_table
+from synthetic import FeatureTarget, MarkovTarget, TableHead, decoded, random_table, sequence_p_value
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -129,9 +129,9 @@ def has_read_what_was_decoded(head: JoiningHead, tokens: Tensor, at_most_missing
     ],
     ids=str,
 )
-def test_the_distribution_is_the_targets(p_value, by, kind, sampling):
+def test_the_distribution_is_the_targets(by, kind, sampling):
     tokens = run("gumbel", by, PROMPT.expand(DRAWS, 2), sampling, kind=kind)[0].tokens
-    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+    assert sequence_p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
 class _Compared(CorrectedJacobiDrafter):

@@ -1,17 +1,13 @@
 """Prompt lookup: the drafts are those of a slow search, and change no token and no distribution."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from random_chains import state_for
 from refusals import value_error
-from synthetic import GREEDY, MarkovTarget, decoded, random_table
-from torch import Tensor
+from synthetic import GREEDY, MarkovTarget, chain_of, decoded, random_table
 
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
@@ -19,10 +15,6 @@ from specdecode.tree import TokenTree
 
 VOCAB, LENGTH, DRAWS = 4, 5, 40_000
 TABLE, PROMPT = random_table(VOCAB, seed=5, scale=1.2), torch.tensor([1, 3])
-
-
-def sizer(depth: int) -> FixedDraftSize:
-    return FixedDraftSize(DraftSize(depth + 1, depth))
 
 
 def slow_draft(row: list[int], depth: int, max_ngram_size: int) -> list[int]:
@@ -55,7 +47,7 @@ def test_drafts_are_those_of_a_slow_search(searches, texts, depth, max_ngram_siz
     tokens = torch.tensor([after + [0] * (8 - len(after)) for _, after in texts])
     lengths = torch.tensor([len(after) for _, after in texts])
     state = state_for(lengths, SamplingConfig(), tokens, torch.ones(len(texts), dtype=torch.bool), 8)
-    drafter = PromptLookupDrafter(prompt, sizer(depth), mask, max_ngram_size)
+    drafter = PromptLookupDrafter(prompt, chain_of(depth), mask, max_ngram_size)
     drafter.start(TargetOutput(torch.zeros(len(texts), 1, 10)), state)
     draft = drafter.propose(state)
     draft.tree.check()
@@ -65,18 +57,11 @@ def test_drafts_are_those_of_a_slow_search(searches, texts, depth, max_ngram_siz
         assert drafted == slow_draft(before + after, depth, max_ngram_size)
 
 
-def run(sampling: SamplingConfig, prompts: Tensor, drafting: bool = True, **changes: Any) -> Any:
-    options: dict[str, Any] = {"table": TABLE, "length": LENGTH, "drafter": PromptLookupDrafter, **changes}
-    drafter = options["drafter"](prompts, sizer(3)) if drafting else None
-    target = MarkovTarget(options["table"], prompts, options["length"] - 1)
-    return decoded(target, options["length"], sampling, drafter=drafter)
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(0.8, 9, 0.9)], ids=str)
 def test_no_token_changes(sampling):
     prompts = torch.randint(0, 12, (5, 2), generator=torch.Generator().manual_seed(0))
-    same: dict[str, Any] = {"table": random_table(12, 3, 3.0), "length": 60}
-    fast, plain = run(sampling, prompts, **same), run(sampling, prompts, drafting=False, **same)
+    target, drafter = MarkovTarget(random_table(12, 3, 3.0), prompts, 59), PromptLookupDrafter(prompts, chain_of(3))
+    fast, plain = (decoded(target, 60, sampling, drafter=each) for each in (drafter, None))
     assert torch.equal(fast.tokens, plain.tokens)
     if sampling.is_greedy:  # which ends in a circle, and that is copied
         assert fast.trace.target_passes < 40
@@ -85,13 +70,13 @@ def test_no_token_changes(sampling):
 def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished():
     tokens, active = torch.tensor([[5, 0], [1, 0]]), torch.tensor([True, False])
     state = state_for(torch.tensor([1, 1]), SamplingConfig(), tokens, active, 2)
-    tree: TokenTree = PromptLookupDrafter(torch.tensor([[1, 2], [1, 2]]), sizer(4)).propose(state).tree
+    tree: TokenTree = PromptLookupDrafter(torch.tensor([[1, 2], [1, 2]]), chain_of(4)).propose(state).tree
     assert tree.num_nodes == 1, "on a CPU nobody computes what nobody drafted"
 
 
 def test_arguments_that_cannot_be_used_are_named():
-    value_error("max_ngram_size must be at least 1", PromptLookupDrafter, PROMPT[None], sizer(2), max_ngram_size=0)
+    value_error("max_ngram_size must be at least 1", PromptLookupDrafter, PROMPT[None], chain_of(2), max_ngram_size=0)
     with pytest.raises(ValueError, match=r"attention_mask must be int64 of shape \[1, 2\], got"):
-        PromptLookupDrafter(PROMPT[None], sizer(2), torch.ones(2, 2))
+        PromptLookupDrafter(PROMPT[None], chain_of(2), torch.ones(2, 2))
     with pytest.raises(ValueError, match="prompt must have the target's 3 rows, got 1"):
-        decoded(MarkovTarget(TABLE, PROMPT.expand(3, 2), 4), 5, drafter=PromptLookupDrafter(PROMPT[None], sizer(2)))
+        decoded(MarkovTarget(TABLE, PROMPT.expand(3, 2), 4), 5, drafter=PromptLookupDrafter(PROMPT[None], chain_of(2)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_chains import state_for, token_paths
-from synthetic import GREEDY, FeatureTarget, TableHead, decoded, random_table, sequence_p_value
+from synthetic import GREEDY, FeatureTarget, TableHead, chain_of, decoded, random_table, sequence_p_value
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -73,7 +73,7 @@ def test_no_token_changes_and_the_head_is_asked_once_a_round(shape, size, sampli
 
 def test_a_chain_takes_the_likeliest_of_every_place():
     head = TablesHead(tables())
-    drafter = SemiAutoregressiveDrafter(head, StaticTree.chain(3), FixedDraftSize(DraftSize(4, 3)))
+    drafter = SemiAutoregressiveDrafter(head, StaticTree.chain(3), chain_of(3))
     state = state_of(torch.tensor([4, 9]), SamplingConfig(temperature=0.0))
     drafter.start(TargetOutput(torch.zeros(2, 1, VOCAB), F.one_hot(torch.tensor([[1], [2]]), VOCAB).float()), state)
     wanted = [[root, *(int(table[before, root].argmax()) for table in tables())] for before, root in ((1, 4), (2, 9))]
@@ -109,4 +109,4 @@ def test_drawn_children_leave_the_distribution_exact():
 
 def test_more_places_than_are_guessed_are_refused():
     with pytest.raises(ValueError, match="draft_length must be at most 3"):
-        SemiAutoregressiveDrafter(TablesHead(tables()), StaticTree.chain(4), FixedDraftSize(DraftSize(5, 4)))
+        SemiAutoregressiveDrafter(TablesHead(tables()), StaticTree.chain(4), chain_of(4))

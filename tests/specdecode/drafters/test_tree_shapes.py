@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_chains import way_to
 from refusals import value_error
 
 from specdecode.drafters.tree_shapes import PUBLISHED_TREES, StaticTree
@@ -44,13 +45,7 @@ def paths(draw: st.DrawFn) -> list[tuple[int, ...]]:
 @given(paths())
 def test_a_list_of_nodes_is_read_in_any_order(nodes):
     tree = StaticTree.from_paths(nodes)
-    found = []
-    for node in range(1, tree.num_nodes):
-        path = []
-        while node > 0:
-            path.append(tree.ranks[node])
-            node = tree.parents[node]
-        found.append(tuple(reversed(path)))
+    found = [tuple(tree.ranks[each] for each in way_to(tree.parents, node)[1:]) for node in range(1, tree.num_nodes)]
     assert sorted(found) == sorted(nodes)
     assert list(tree.depths) == sorted(tree.depths), "nodes must stand level by level"
     inner = {node for depth in range(tree.max_depth + 1) for node in tree.inner_level(depth)}

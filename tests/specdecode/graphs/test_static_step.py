@@ -15,11 +15,11 @@ import torch
 from counted_graphs import CountedGraphs
 from language_models import VOCAB_SIZE, ragged_prompts
 from refusals import raised, value_error
-from synthetic import MarkovTarget, random_table
+from synthetic import MarkovTarget, chain_of, random_table
 from taped_graphs import Launches, TapingCompiler
 
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
+from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, StepCosts
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
@@ -62,7 +62,7 @@ def chains(seed: int = 0) -> MarkovTarget:
 
 
 def window(coupling: str = "target", vocab_size: int = len(TABLE), **settings: Any) -> JacobiDrafter:
-    return JacobiDrafter(vocab_size, FixedDraftSize(DraftSize(4, 3)), coupling=coupling, **settings)
+    return JacobiDrafter(vocab_size, chain_of(3), coupling=coupling, **settings)
 
 
 def run(
@@ -264,7 +264,7 @@ def test_a_known_step_that_is_compiled_again_has_the_limit_of_a_new_one():
     compiler = StepCompiler(CountedGraphs(), 64)
     with torch._dynamo.config.patch(recompile_limit=1):
         for number in range(2):
-            drafter = NotingDrafter(len(TABLE), FixedDraftSize(DraftSize(4, 3)), coupling="target")
+            drafter = NotingDrafter(len(TABLE), chain_of(3), coupling="target")
             drafter.notes = dict.fromkeys(range(number), "")
             same(*(run(chains(), each, drafter) for each in (None, compiler)))
             assert compiler.num_compiled == number + 1
@@ -319,7 +319,7 @@ class _Names(_Forgets):
 def test_planted_faults_are_seen(monkeypatch):
     def decoded(drafter: type[JacobiDrafter], compiled: bool = True) -> DecodeResult:
         compiler = TapingCompiler(64) if compiled else None
-        return run(chains(), compiler, drafter(len(TABLE), FixedDraftSize(DraftSize(4, 3))))
+        return run(chains(), compiler, drafter(len(TABLE), chain_of(3)))
 
     raised(Exception, r"(?i)data.dependent|_local_scalar_dense|\.item", decoded, _Asks)
     same(decoded(_Names, compiled=False), decoded(_Names))

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_chains import random_chain, state_for
 from refusals import raised
-from synthetic import GREEDY, MarkovDrafter, MarkovTarget, decoded, random_table
+from synthetic import GREEDY, MarkovDrafter, MarkovTarget, chain_of, decoded, random_table
 from torch import Tensor
 
 from specdecode.checks import FiniteWatch
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
@@ -192,7 +192,7 @@ def kept_entries(some: Inputs) -> Callable[[], Any]:
 def copied_chains(some: Inputs) -> Callable[[], Any]:
     prompt, tokens, lengths = some.numbers(0, 3, 4, 9), some.numbers(0, 3, 4, 12), some.numbers(1, 12, 4)
     state = state_for(lengths, GREEDY, tokens, most=12)
-    drafter = PromptLookupDrafter(prompt, FixedDraftSize(DraftSize(5, 4)), max_ngram_size=some.choose((1, 2, 4)))
+    drafter = PromptLookupDrafter(prompt, chain_of(4), max_ngram_size=some.choose((1, 2, 4)))
     return lambda: [drafter.last_occurrence(state), drafter.propose(state).tree]
 
 
@@ -202,7 +202,7 @@ def windows(some: Inputs) -> Callable[[], Any]:
     coupling, guess, varied = some.choose(COUPLINGS), some.choose(INITIAL_GUESSES), some.choose((True, False))
 
     def drawn() -> list[Tensor | None]:
-        window = JacobiDrafter(some.vocab_size, FixedDraftSize(DraftSize(8, 7)), guess, coupling)
+        window = JacobiDrafter(some.vocab_size, chain_of(7), guess, coupling)
         state = state_for(lengths, SAMPLED, tokens)
         window.start(TargetOutput(output.logits[:, :1]), state)
         made: list[Tensor | None] = []

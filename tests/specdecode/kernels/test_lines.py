@@ -80,16 +80,18 @@ def rules(draw: st.DrawFn) -> tuple[RowWindows, int]:
     return rule, batch_size
 
 
+def run_by(rule: RowWindows, target: Babble, sampling: SamplingConfig, requests: range, **more: Any) -> RowWindowRun:
+    most, streams = rule.lines.num_places, RandomStreams.from_seeds(requests)
+    more |= {"rule": rule, "max_new_tokens": most, "sampling": sampling, "streams": streams}
+    return RowWindowRun(target, **more)  # type: ignore[arg-type]
+
+
 def drawn(rule: RowWindows, batch_size: int, sampling: SamplingConfig, by_kernels: bool) -> tuple[Any, Babble]:
     """The result of a run, and its target."""
     target = Babble(batch_size)
     lines = rule.lines
     rows = torch.tensor([each.num_places for each in lines.rows]) if isinstance(lines, MixedGrids) else None
-    streams, most = RandomStreams.from_seeds(range(batch_size)), rule.lines.num_places
-    run = RowWindowRun(
-        target,  # type: ignore[arg-type]
-        rule=rule, row_tokens=rows, max_new_tokens=most, sampling=sampling, streams=streams,
-    )  # fmt: skip
+    run = run_by(rule, target, sampling, range(batch_size), row_tokens=rows)
     with patch.object(fused_ops, "serves", fused_ops.serves if by_kernels else lambda *_: False):
         return run.finish(), target
 
@@ -147,11 +149,7 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(own_kernels
             lines, (3, 2), guesses=3, max_visits=1, start_from_row_above=True, guessed_columns=5, of_length=6
         )
         rows = torch.tensor([sizes[request].num_places for request in requests])
-        return RowWindowRun(
-            Babble(len(requests)),  # type: ignore[arg-type]
-            rule=rule, row_tokens=rows, max_new_tokens=rule.lines.num_places, sampling=DRAWN,
-            streams=RandomStreams.from_seeds(requests),
-        )  # fmt: skip
+        return run_by(rule, Babble(len(requests)), DRAWN, requests, row_tokens=rows)
 
     told = {each.request: each for each in decode_queue(start, 3, 2)}
     for request, each in told.items():
@@ -165,12 +163,8 @@ def test_given_tokens_are_fed_once():
     forced, given = torch.full((2, 32), -1), (11, 5)
     for row, count in zip(forced, given, strict=True):
         row[:count] = 1
-    run = RowWindowRun(
-        target := Babble(2),  # type: ignore[arg-type]
-        rule=RowWindows(Lines(32, 8), 3, guesses=2), max_new_tokens=32, sampling=GREEDY,
-        streams=RandomStreams.from_seeds(range(2)), forced_tokens=forced,
-    )  # fmt: skip
-    run.finish()
+    rule, target = RowWindows(Lines(32, 8), 3, guesses=2), Babble(2)
+    run_by(rule, target, GREEDY, range(2), forced_tokens=forced).finish()
     assert all(int(fed.min()) == count for fed, count in zip(target.passes[1][1], given, strict=True))
 
 

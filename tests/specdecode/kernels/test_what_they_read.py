@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from placed_pictures import GREEDY
 from random_chains import random_chain, state_for
 from refusals import raised, value_error
-from synthetic import MarkovDrafter, MarkovTarget, decoded, random_table
+from synthetic import MarkovDrafter, MarkovTarget, chain_of, decoded, random_table
 from torch import Tensor
 
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
@@ -34,7 +34,7 @@ from specdecode.verifiers.exact import ExactVerifier, judge_chain
 
 pytestmark = pytest.mark.usefixtures("own_kernels")
 SAMPLED, PROMPTS = SamplingConfig(0.9), torch.tensor([[1, 2], [3, 0], [5, 5]])
-TREE, WINDOW = [-1, 0, 0, 1, 2], JacobiDrafter(6, FixedDraftSize(DraftSize(4, 3)))
+TREE, WINDOW = [-1, 0, 0, 1, 2], JacobiDrafter(6, chain_of(3))
 NO_TOKENS = torch.zeros(3, dtype=torch.int64)
 
 
@@ -231,13 +231,13 @@ def test_races_of_other_shapes_are_left_to_torch(monkeypatch):
 def test_forced_tokens_are_of_tokens_type_and_shape():
     for wrong in (torch.full((17,), -1, dtype=torch.int32), torch.full((3, 1, 17), -1)):
         with pytest.raises(ValueError, match="forced_tokens must be int64 of shape "):
-            ForcedTokensDrafter(PromptLookupDrafter(PROMPTS, FixedDraftSize(DraftSize(4, 3))), wrong, 6)
+            ForcedTokensDrafter(PromptLookupDrafter(PROMPTS, chain_of(3)), wrong, 6)
 
 
 def test_prompts_are_tokens():
     for wrong in (PROMPTS.float(), PROMPTS[0]):
         with pytest.raises(ValueError, match=r"prompt must be tokens int64 of shape \[batch, length\], got "):
-            PromptLookupDrafter(wrong, FixedDraftSize(DraftSize(4, 3)))
+            PromptLookupDrafter(wrong, chain_of(3))
 
 
 class Short:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import value_error
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from synthetic import MarkovDrafter, MarkovTarget, chain_of, random_table
 from torch import Tensor
 
 from specdecode.checks import LogitsError
@@ -30,7 +30,7 @@ VOCAB, LENGTH, STOP = 11, 14, 4
 TABLE = random_table(VOCAB, seed=5, scale=1.6)
 DRAFT_TABLE = 0.6 * TABLE + random_table(VOCAB, seed=6, scale=0.6)
 GREEDY, DRAWN = SamplingConfig(temperature=0), SamplingConfig(temperature=0.9, top_k=8)
-WINDOW = FixedDraftSize(DraftSize(5, 4))
+WINDOW = chain_of(4)
 WITH_BRANCHES = FixedDraftSize(DraftSize(5 + branch_nodes(4, 3, 2), 4))
 MakeDrafter = Callable[[Tensor], Drafter | None]
 

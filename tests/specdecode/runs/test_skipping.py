@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from random_chains import way_to
 from scipy import stats
 from synthetic import MarkovDrafter, MarkovTarget, chi_square_p_value, decoded, random_table
 from torch import Tensor
@@ -309,9 +310,7 @@ def test_the_joint_forward_shows_each_token_its_own_past(counts, length):
             else:
                 seen, node = set(range(pending)), query - length
                 depth = pending + (0, 1, 1, 2)[node]
-                while node >= 0:
-                    seen.add(length + node)
-                    node = parents[node]
+                seen |= {length + each for each in way_to(parents, node)}
             assert set(mask[row, query].nonzero()[:, 0].tolist()) == seen
             assert int(depths[row, query]) == depth
     path = torch.tensor([[0, 1, 3]]).expand(batch_size, -1)

@@ -158,7 +158,7 @@ class Watched:
 def test_generate_uses_them_and_leaves_the_model_as_it_was(own_kernels, monkeypatch, architecture):
     model, prompts = language_models.make(architecture, dtype=torch.float32), ragged_prompts(2)
     classes = [type(module) for module in model.modules()]
-    wanted = language_models.by_generate(model, prompts, 12, [])
+    wanted = language_models.by_generate(model, prompts, 12)
     for method in ("ar", "prompt-lookup"):
         watched = Watched(monkeypatch)
         options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 12, "method": method}

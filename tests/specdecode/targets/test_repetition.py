@@ -1,6 +1,7 @@
 """The repetition penalty along a tree is transformers' own along each of its paths."""
 
 import torch
+from random_chains import way_to
 from refusals import value_error
 from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -27,10 +28,7 @@ def test_every_node_has_the_penalty_of_its_own_path():
     ours = penalty.of_nodes(logits, tree.tokens, tree.ancestor_mask(), num_kept)
     for row, prompt in enumerate(prompts):
         for node in range(4):
-            way, at = [], node
-            while at >= 0:
-                way.append(int(tree.tokens[row, at]))
-                at = int(tree.parents[row, at])
+            way = tree.tokens[row, way_to(tree.parents[row].tolist(), node)].tolist()
             said = torch.tensor([[*prompt[prompt < 20].tolist(), *kept[row], *way]])
             torch.testing.assert_close(ours[row, node][None], theirs(said, logits[row, node][None]))
 

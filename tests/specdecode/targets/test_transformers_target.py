@@ -6,15 +6,15 @@ import language_models
 import pytest
 import torch
 from language_models import ARCHITECTURES, PARENTS, VOCAB_SIZE, WINDOW, fresh_logits, ragged_prompts, ragged_tree
+from random_chains import way_to
 from refusals import value_error
-from synthetic import decoded
+from synthetic import chain_of, decoded
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdecode import ragged
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import TargetOutput
 from specdecode.sampling import apply_guidance
@@ -23,15 +23,6 @@ from specdecode.tree import TokenTree
 
 aten = torch.ops.aten
 PATHS = [[0, 1, 4, 7], [0], [0, 2, 5]]  # what each row keeps of the first tree: 4, 1 and 3 tokens
-
-
-def way_to(node: int) -> list[int]:
-    """Nodes from the root to `node`."""
-    way = []
-    while node >= 0:
-        way.append(node)
-        node = PARENTS[node]
-    return way[::-1]
 
 
 def check_trees(model: Any) -> None:
@@ -49,7 +40,7 @@ def check_trees(model: Any) -> None:
         for row in range(3):
             for node in range(tree.num_nodes):
                 if tree.valid[row, node]:
-                    wanted = fresh_logits(model, rows[row] + tree.tokens[row, way_to(node)].tolist())
+                    wanted = fresh_logits(model, rows[row] + tree.tokens[row, way_to(PARENTS, node)].tolist())
                     torch.testing.assert_close(logits[row, node], wanted, rtol=1e-4, atol=1e-4)
         if step == 0:
             kept = torch.tensor([path + [0] * (4 - len(path)) for path in PATHS])
@@ -76,7 +67,7 @@ def test_a_tree_with_wrong_siblings_changes_no_token(architecture):
     target = TransformersTarget(model, *prompts, max_new_tokens=20, max_draft_nodes=shape.num_nodes)
     drafting = TransformersTarget(small, *prompts, max_new_tokens=20, max_draft_nodes=shape.num_nodes)
     result = decoded(target, 20, drafter=DraftModelTreeDrafter(drafting, shape))
-    assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 20, [])[:, 9:])
+    assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 20)[:, 9:])
     assert result.trace.target_passes < 20 and result.trace.mean_accepted_length > 0
 
 
@@ -127,7 +118,7 @@ def in_parts(model: Any, input_ids: Tensor, mask: Tensor, **options: Any) -> Tra
 def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     parts = in_parts(model, input_ids, mask)
-    wanted = language_models.by_generate(model, (input_ids, mask), 16, [])[:, 9:]
+    wanted = language_models.by_generate(model, (input_ids, mask), 16)[:, 9:]
     assert torch.equal(decoded(parts, 16).tokens, wanted)
     hidden_states = parts.prefill().hidden_states
     assert hidden_states is not None and hidden_states.shape == (3, 9, 32)
@@ -187,7 +178,8 @@ def test_positions_may_have_several_axes_and_jump():
         logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
         target.commit(torch.tensor([[0]] * 3), torch.tensor([1, 1, 0]))
     for node in range(tree.num_nodes):
-        ids = torch.tensor([[*input_ids[0].tolist(), int(tree.tokens[0, 0]), *tree.tokens[0, way_to(node)].tolist()]])
+        fed = tree.tokens[0, [0, *way_to(PARENTS, node)]]
+        ids = torch.cat((input_ids[0], fed))[None]
         places = table[:, None, : ids.shape[1]]
         causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()[None, None]
         states = decoder(ids, attention_mask=causal, position_ids=places, use_cache=False).last_hidden_state
@@ -235,9 +227,9 @@ def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size):
     )
     lacking = drafting.prefill().logits[..., vocab_size:]
     assert bool((lacking == -torch.inf).all()), "as if the smaller model never said them"
-    drafter = DraftModelDrafter(drafting, FixedDraftSize(DraftSize(4, 3)))
+    drafter = DraftModelDrafter(drafting, chain_of(3))
     result = decoded(TransformersTarget(model, *prompts, max_new_tokens=16, max_draft_nodes=4), 16, drafter=drafter)
-    assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 16, [])[:, 9:])
+    assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 16)[:, 9:])
     assert (result.tokens >= VOCAB_SIZE - 6).any(), "tokens that the smaller vocabulary lacks"
 
 

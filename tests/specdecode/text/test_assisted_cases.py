@@ -5,6 +5,7 @@ The cases were read in transformers' own tests of assisted decoding and prompt l
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import language_models
@@ -13,20 +14,12 @@ import torch
 import transformers
 from language_models import PAD, VOCAB_SIZE, WINDOW, ragged_prompts
 from refusals import value_error
-from torch import Tensor
 from transformers import PreTrainedModel
 
 import specdecode
 
-COUNT = 20
-
-
-def by_custom(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = COUNT, **options: Any) -> Any:
-    options = {"pad_token_id": PAD, "eos_token_id": [-1], "do_sample": False, **options}
-    return model.generate(
-        prompts[0], attention_mask=prompts[1], max_new_tokens=count, custom_generate=specdecode.custom_generate,
-        **options,
-    )  # fmt: skip
+COUNT = 16
+by_custom = partial(language_models.by_generate, custom_generate=specdecode.custom_generate)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -44,7 +37,7 @@ def test_any_draft_model_leaves_the_greedy_tokens(drafter, draft_length):
     }
     before = copy.deepcopy(others[drafter].generation_config.to_dict())
     options: dict[str, Any] = {"draft_model": others[drafter], "draft_length": draft_length}
-    wanted = language_models.by_generate(model, prompts, COUNT, [])
+    wanted = language_models.by_generate(model, prompts)
     assert torch.equal(by_custom(model, prompts, **options), wanted)
     result = specdecode.generate(
         model, prompts[0], attention_mask=prompts[1], max_new_tokens=COUNT, pad_token_id=PAD, **options
@@ -60,7 +53,7 @@ def test_a_draft_model_of_another_architecture_and_vocabulary():
     """With more tokens, which are never drafted, and with fewer, whose prompts have tokens that it lacks."""
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
     prompts[0][0, 3] = VOCAB_SIZE - 1
-    wanted = language_models.by_generate(model, prompts, COUNT, [])
+    wanted = language_models.by_generate(model, prompts)
     for architecture, vocab_size in (("gpt2", VOCAB_SIZE + 16), ("llama", VOCAB_SIZE - 9), ("gemma3", VOCAB_SIZE)):
         small = language_models.make(architecture, vocab_size=vocab_size)
         assert torch.equal(by_custom(model, prompts, draft_model=small), wanted)
@@ -71,7 +64,7 @@ def test_a_draft_model_of_another_architecture_and_vocabulary():
 def test_a_draft_models_own_end_and_settings_do_not_count():
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     small = language_models.disturbed(model, 0.02)
-    wanted = language_models.by_generate(model, prompts, COUNT, [])
+    wanted = language_models.by_generate(model, prompts)
     small.generation_config.eos_token_id = int(wanted[0, 9 + 2])
     small.generation_config.repetition_penalty = 3.0
     small.generation_config.max_new_tokens = 2
@@ -85,7 +78,7 @@ def test_a_draft_models_own_end_and_settings_do_not_count():
 def test_a_stop_token_that_pads_too_ends_rows_once():
     """Many models pad by the token that ends a row."""
     model, prompts = language_models.make("llama"), ragged_prompts(1)
-    end = int(language_models.by_generate(model, prompts, 14, [])[0, 9 + 3])
+    end = int(language_models.by_generate(model, prompts, 14)[0, 9 + 3])
     options: dict[str, Any] = {"eos_token_id": end, "pad_token_id": end, "max_new_tokens": 14, "do_sample": False}
     wanted = model.generate(prompts[0], attention_mask=prompts[1], **options)
     for players in ({}, {"draft_model": model}):
@@ -101,7 +94,7 @@ def test_prompts_of_one_token_and_of_one_row():
     model = language_models.make("llama")
     for ids in (torch.tensor([[5]]), torch.tensor([[5], [9]]), torch.tensor([[1, 1, 1, 1]])):
         prompts = ids, torch.ones_like(ids)
-        wanted = language_models.by_generate(model, prompts, COUNT, [])
+        wanted = language_models.by_generate(model, prompts)
         for players in ({}, {"method": "jacobi"}, {"draft_model": language_models.disturbed(model, 0.02)}):
             assert torch.equal(by_custom(model, prompts, **players), wanted)
 
@@ -179,7 +172,7 @@ def make(kind: str, more: dict[str, Any]) -> PreTrainedModel:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_tokens_of_many_architectures(kind):
     model, prompts = make(kind, ARCHITECTURES[kind]), ragged_prompts(2)
-    wanted = language_models.by_generate(model, prompts, 16, [])
+    wanted = language_models.by_generate(model, prompts, 16)
     assert len(set(wanted[0, 9:].tolist())) > 3
     for players in ({"method": "ar"}, {}, {"draft_model": language_models.disturbed(model, 0.02)}):
         assert torch.equal(by_custom(model, prompts, 16, **players), wanted), players

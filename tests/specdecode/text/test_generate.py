@@ -24,7 +24,7 @@ def test_greedy_tokens_are_those_of_transformers(architecture, method):
     # Else prompt lookup chooses by the clock.
     length = {"draft_length": 8} if method == "prompt-lookup" else {}
     result = speculate(model, method, prompts, max_new_tokens=24, **length)
-    assert torch.equal(result.sequences, language_models.by_generate(model, prompts, 24, []))
+    assert torch.equal(result.sequences, language_models.by_generate(model, prompts, 24))
     assert result.lengths.tolist() == [24] * 3
     if method in ("prompt-lookup", "draft-model"):
         assert result.trace.target_passes < 24, "drafting must have been of use here"
@@ -33,12 +33,12 @@ def test_greedy_tokens_are_those_of_transformers(architecture, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_end_where_those_of_transformers_end(method):
     model, prompts = language_models.make("qwen3"), ragged_prompts(1)
-    whole = language_models.by_generate(model, prompts, 14, [])[:, 9:]
+    whole = language_models.by_generate(model, prompts, 14)[:, 9:]
     ends = {(int(whole[row, offset]),) for row, offset in ((0, 0), (0, 3), (1, 4), (1, 13), (2, 1), (2, 7))}
     ends.add((int(whole[0, 5]), int(whole[1, 2])))
     several_lengths = False
     for end in ends:
-        wanted = language_models.by_generate(model, prompts, 14, list(end))
+        wanted = language_models.by_generate(model, prompts, 14, eos_token_id=list(end))
         result = speculate(model, method, prompts, max_new_tokens=14, eos_token_id=list(end))
         assert torch.equal(result.sequences, wanted)
         several_lengths |= len(set(result.lengths.tolist())) > 1
@@ -49,7 +49,7 @@ def test_rows_end_where_those_of_transformers_end(method):
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_rows_have_exactly_as_many_tokens_as_asked(count, draft_length):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
-    wanted = language_models.by_generate(model, prompts, count, [])
+    wanted = language_models.by_generate(model, prompts, count)
     for method in METHODS[1:]:
         result = speculate(model, method, prompts, max_new_tokens=count, draft_length=draft_length)
         assert torch.equal(result.sequences, wanted)
@@ -57,7 +57,7 @@ def test_rows_have_exactly_as_many_tokens_as_asked(count, draft_length):
 
 def test_the_models_own_tokens_end_and_pad_rows():
     model, prompts = language_models.make("llama"), ragged_prompts(1)
-    end = int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3])
+    end = int(language_models.by_generate(model, prompts, 8)[0, 9 + 3])
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, 3
     result = specdecode.generate(model, prompts[0], attention_mask=prompts[1], max_new_tokens=8)
     theirs = model.generate(input_ids=prompts[0], attention_mask=prompts[1], max_new_tokens=8, do_sample=False)
@@ -125,7 +125,7 @@ def test_learned_positions_end_and_are_used_to_the_last():
     vectors[126] = -vectors[127].mul_(8)  # what the last position says, the one before says the opposite of
     with pytest.raises(ValueError, match=r"GPT2LMHeadModel has 128 positions: .* may be 129 together, got 130"):
         specdecode.generate(model, prompts[0], max_new_tokens=121)
-    wanted = language_models.by_generate(model, prompts, 120, [])
+    wanted = language_models.by_generate(model, prompts, 120)
     for method in ("jacobi", "prompt-lookup"):
         assert torch.equal(speculate(model, method, prompts, max_new_tokens=120, draft_length=8).sequences, wanted)
     drafted = specdecode.generate(model, prompts[0], attention_mask=prompts[1], draft_model=model, max_new_tokens=120)
@@ -134,7 +134,7 @@ def test_learned_positions_end_and_are_used_to_the_last():
 
 def test_tokens_that_end_rows_may_be_a_tensor():
     model, prompts = language_models.make("llama"), ragged_prompts(1)
-    ends = [int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3]), 5]
+    ends = [int(language_models.by_generate(model, prompts, 8)[0, 9 + 3]), 5]
     results = [
         specdecode.generate(model, prompts[0], attention_mask=prompts[1], max_new_tokens=8, eos_token_id=each)
         for each in (ends, torch.tensor(ends), tuple(ends))

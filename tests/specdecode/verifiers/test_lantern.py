@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_chains import assert_same, clipped_tree, outcomes, random_parents, repeated, state_for
+from random_chains import assert_same, clipped_tree, outcomes, random_parents, repeated, state_for, way_to
 from refusals import value_error
 from synthetic import MarkovDrafter, MarkovTarget, decoded, random_table, total_variation
 from torch import Tensor
@@ -357,9 +357,7 @@ def test_greedy_release_equals_its_slow_form(seed, delta):
             passes.append(parents[node] >= 0 and passes[parents[node]] and p.index(max(p)) == x)
         best = [0]
         for node in range(tree.num_nodes):
-            path = [node]
-            while parents[path[0]] >= 0:
-                path.insert(0, parents[path[0]])
+            path = way_to(parents, node)
             if passes[node] and len(path) > len(best):
                 best = path
         expected.append((best, int(output.logits[row, best[-1]].argmax())))

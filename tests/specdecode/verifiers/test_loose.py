@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_chains import assert_same, state_for
+from random_chains import assert_same, state_for, way_to
 from refusals import value_error
 from synthetic import GREEDY
 from torch import Tensor
@@ -242,9 +242,7 @@ def slow_branches(
     best: tuple[list[int], int] | None = None
     parents = draft.tree.parents[0].tolist()
     for leaf in draft.tree.leaves()[0].nonzero()[:, 0].tolist():
-        path = [leaf]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
+        path = way_to(parents, leaf)
         assert output.hidden_states is not None
         chain = Draft(TokenTree.chain(draft.tree.tokens[:, path]))
         told = TargetOutput(output.logits[:, path], output.hidden_states[:, path])

@@ -49,7 +49,7 @@ def said(model: PreTrainedModel, prompts: tuple[torch.Tensor, torch.Tensor], cou
 @pytest.mark.parametrize("architecture", language_models.ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers(architecture):
     model, prompts = language_models.make(architecture), ragged_prompts(2)
-    wanted = language_models.by_generate(model, prompts, 24, [])
+    wanted = language_models.by_generate(model, prompts, 24)
     accepted = 0
     for layers, tokens, length in (([1, 2, 3], 40, None), ([1, 3], None, 1), (None, 40, 7)):
         drafter = TextDrafter(head_of(model, layers, tokens), model)
@@ -136,7 +136,7 @@ def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature, d
 def test_processors_and_ends_count_with_a_head_as_without():
     model, prompts = language_models.make("qwen3"), ragged_prompts(1)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
-    end = int(language_models.by_generate(model, prompts, 14, [])[1, 9 + 4])
+    end = int(language_models.by_generate(model, prompts, 14)[1, 9 + 4])
     options: dict[str, Any] = {
         "attention_mask": prompts[1], "max_new_tokens": 14, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2,
         "eos_token_id": [end], "pad_token_id": PAD, "do_sample": False,

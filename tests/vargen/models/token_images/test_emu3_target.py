@@ -1,6 +1,7 @@
 """Emu3 in the loop draws what transformers draws with it, and lines end where they end."""
 
 import emu3_models
+import language_models
 import pytest
 import torch
 from emu3_models import CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
@@ -44,7 +45,7 @@ class TestEmu3Target(TargetContract):
 
     def build(self, setting: float, nodes: int = 1, disturbed: bool = False) -> Emu3Target:
         model = emu3_models.make()
-        return emu3_models.target(emu3_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
+        return emu3_models.target(language_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +120,6 @@ def official_vq_shapes(
     add("quant_conv", code_dim, latent_channels, 1, 1)
     add("post_quant_conv", latent_channels, code_dim, 1, 1)
     return shapes | {"quantize.embedding.weight": [num_codes, code_dim], "quantize.codebook_used": [65536]}
-
-
-@pytest.fixture(name="golden")
-def golden_fixture() -> Callable[[str], tuple[dict[str, Any], dict[str, Tensor]]]:
-    return golden
-
-
-@pytest.fixture(name="fill_by_rule")
-def fill_by_rule_fixture() -> Callable[..., dict[str, Tensor]]:
-    return fill_by_rule
-
-
-@pytest.fixture(name="official_transformer_shapes")
-def official_transformer_shapes_fixture() -> Callable[..., dict[str, list[int]]]:
-    return official_transformer_shapes
-
-
-@pytest.fixture(name="official_vq_shapes")
-def official_vq_shapes_fixture() -> Callable[..., dict[str, list[int]]]:
-    return official_vq_shapes
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from official_layout import SMALL_CHANNELS
+from official_layout import SMALL_CHANNELS, fill_by_rule, official_vq_shapes
 from refusals import refused
 from transformers import T5Config, T5EncoderModel
 
@@ -75,7 +75,7 @@ def test_text_conditional_folder(official_files, tmp_path):
         ({"vqvae": "other_vq.pt"}, "41 codes, the transformer 40"),
     ],
 )
-def test_refusals_leave_nothing_behind(official_files, tmp_path, fill_by_rule, official_vq_shapes, changes, message):
+def test_refusals_leave_nothing_behind(official_files, tmp_path, changes, message):
     if changes.get("text_encoder") == "t5":
         make_text_encoder(tmp_path / "t5", 24)
     if changes.get("text_encoder") == "broken":

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import VQModel
+from official_layout import golden, official_transformer_shapes, official_vq_shapes
 from refusals import raised, refused
 from torch import Tensor
 from vqgans import vq_config
@@ -55,7 +56,7 @@ def test_containers(tmp_path, small_class_weights, wrap, zipped):
 
 @pytest.mark.parametrize("size", LLAMAGEN_SIZES)
 @pytest.mark.parametrize("condition_type", ["class", "text"])
-def test_published_sizes_are_recognised(official_transformer_shapes, size, condition_type):
+def test_published_sizes_are_recognised(size, condition_type):
     geometry = LLAMAGEN_SIZES[size]
     dim = geometry["dim"]
     condition: dict[str, Any] = {"num_classes": 1000} if condition_type == "class" else {"caption": (120, 2048)}
@@ -74,7 +75,7 @@ def test_published_sizes_are_recognised(official_transformer_shapes, size, condi
     }
 
 
-def test_grouped_heads_are_recognised(official_transformer_shapes):
+def test_grouped_heads_are_recognised():
     shapes = official_transformer_shapes(32, 1, 48, 40, key_value_rows=2 * 2 * 8)
     config = infer_transformer_config(on_meta(shapes), num_attention_heads=4)
     assert config["num_key_value_heads"] == 2
@@ -118,7 +119,7 @@ def test_only_the_rotary_table_may_be_surplus(small_text_weights):
     ("kind", "channels", "entries", "parameters"),
     [("VQ-16", [128, 128, 256, 256, 512], 344, 71_883_403), ("VQ-8", [128, 256, 256, 512], 300, 70_109_835)],
 )
-def test_official_tokenizers(official_vq_shapes, golden, kind, channels, entries, parameters):
+def test_official_tokenizers(kind, channels, entries, parameters):
     shapes = official_vq_shapes(channels)
     assert len(shapes) == entries
     if kind == "VQ-16":

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from official_layout import fill_by_rule, golden
 from synthetic import decoded
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from vargen.models.llamagen.vq import decode_codes, encode_images
 CASES = ("gpt_c2i_tiny", "gpt_t2i_tiny")
 
 
-def load_case(golden, fill_by_rule, name: str) -> tuple[LlamaGenTransformer, dict, dict[str, Tensor]]:
+def load_case(name: str) -> tuple[LlamaGenTransformer, dict, dict[str, Tensor]]:
     description, tensors = golden(name)
     official = fill_by_rule(description["state_dict"], description["salt"])
     config = infer_transformer_config(official, description["args"]["n_head"])
@@ -38,9 +39,9 @@ def condition_of(model: LlamaGenTransformer, tensors: dict[str, Tensor]) -> tupl
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_logits_under_teacher_forcing(golden, fill_by_rule, name, training):
+def test_logits_under_teacher_forcing(name, training):
     """With gradients the CPU takes its own attention and norms; they are the same function."""
-    model, _, tensors = load_case(golden, fill_by_rule, name)
+    model, _, tensors = load_case(name)
     if training:
         train_on_cpu(model)
     with torch.set_grad_enabled(training):
@@ -53,9 +54,9 @@ def test_logits_under_teacher_forcing(golden, fill_by_rule, name, training):
 @pytest.mark.parametrize("trimmed", [False, True], ids=["full", "trimmed"])
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_greedy_tokens_through_the_cache(golden, fill_by_rule, name, trimmed):
+def test_greedy_tokens_through_the_cache(name, trimmed):
     """Plain guided decoding by the target. Trimming the text's padding changes nothing."""
-    model, description, tensors = load_case(golden, fill_by_rule, name)
+    model, description, tensors = load_case(name)
     embeds, mask = condition_of(model, tensors)
     if trimmed:
         longest = int(mask.sum(1).max())
@@ -69,7 +70,7 @@ def test_greedy_tokens_through_the_cache(golden, fill_by_rule, name, trimmed):
 
 
 @torch.no_grad()
-def test_tokenizer(golden, fill_by_rule):
+def test_tokenizer():
     description, tensors = golden("vq16")
     vqvae = load_vq_model(fill_by_rule(description["state_dict"], description["salt"]))
     decoded = decode_codes(vqvae, tensors["codes"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers import VQModel
+from official_layout import fill_by_rule, golden
 from refusals import refused
 from safetensors.torch import save_file
 from token_image_models import tiny_family, tiny_model
@@ -91,7 +92,7 @@ def meta_forward(weights: dict[str, Tensor], tokens: list[int], swin_norm: bool)
 
 
 @pytest.fixture
-def vqgan_weights(golden, fill_by_rule) -> dict[str, Tensor]:
+def vqgan_weights() -> dict[str, Tensor]:
     description, _ = golden("lumina_mgpt_tiny")
     return fill_by_rule(description["tokenizer_state_dict"], f"{description['salt']}/vq")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import VQModel
+from official_layout import fill_by_rule, golden
 from refusals import refused
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,14 +31,14 @@ COSMOS = replace(ANOLE, title="Anyone", pixels=Pixels("torchscript", published="
 OWN = replace(ANOLE, title="Anyone", pixels=Pixels("own"))
 
 
-def published(description: dict[str, Any], fill_by_rule) -> dict[str, Tensor]:
+def published(description: dict[str, Any]) -> dict[str, Tensor]:
     return fill_by_rule(description["tokenizer_state_dict"], f"{description['salt']}/vq")
 
 
 @pytest.fixture(params=GOLDENS)
-def case(request, golden, fill_by_rule) -> tuple[dict[str, Any], dict[str, Tensor], VQModel]:
+def case(request) -> tuple[dict[str, Any], dict[str, Tensor], VQModel]:
     description, tensors = golden(request.param)
-    return description, tensors, load_vqgan(published(description, fill_by_rule), request.param)
+    return description, tensors, load_vqgan(published(description), request.param)
 
 
 def test_pictures_of_the_public_code(case):
@@ -50,17 +51,17 @@ def test_pictures_of_the_public_code(case):
 
 
 @torch.no_grad()
-def test_codes_of_the_public_code(golden, fill_by_rule):
+def test_codes_of_the_public_code():
     description, tensors = golden("movq_tiny")
-    network = load_vqgan(published(description, fill_by_rule))
+    network = load_vqgan(published(description))
     assert torch.equal(encode_pictures(network, tensors["image"])[0], tensors["encoded_codes"].long())
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("nearest", ["distance", "product"])
-def test_a_code_is_the_nearest_entry_by_the_familys_rule(golden, fill_by_rule, nearest):
+def test_a_code_is_the_nearest_entry_by_the_familys_rule(nearest):
     """IBQ takes the greatest product, all others the least distance; code by code."""
-    network = load_vqgan(published(golden("emu35_tiny")[0], fill_by_rule))
+    network = load_vqgan(published(golden("emu35_tiny")[0]))
     picture = torch.rand(1, 3, 32, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
     latents, entries = network.encode(picture).latents[0], network.quantize.embedding.weight
     codes = encode_pictures(network, picture, nearest)[0]
@@ -87,9 +88,9 @@ def test_the_configuration_is_in_the_shapes(case):
 # Loading --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_and_a_file_give_the_same_pictures(tmp_path, golden, fill_by_rule):
+def test_a_folder_and_a_file_give_the_same_pictures(tmp_path):
     description, tensors = golden("lumina_mgpt_tiny")
-    weights = published(description, fill_by_rule)
+    weights = published(description)
     load_vqgan(weights).save_pretrained(tmp_path / "vqvae")
     save_file(weights, tmp_path / "vqgan.safetensors")
     codes = tensors["case1.codes"].long()[None] % description["tokenizer"]["n_embed"]
@@ -105,8 +106,8 @@ def test_a_picture_does_not_depend_on_others(case):
     assert torch.equal(decode_codes(network, codes), torch.cat([decode_codes(network, each[None]) for each in codes]))
 
 
-def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule):
-    weights = published(golden("lumina_mgpt_tiny")[0], fill_by_rule)
+def test_what_is_no_pixel_tokenizer_is_refused(tmp_path):
+    weights = published(golden("lumina_mgpt_tiny")[0])
     torch.save({"state_dict": weights}, tmp_path / "vqgan.ckpt")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "absent.safetensors", tmp_path / "vqgan.ckpt"):
         refused(r"vargen convert vqgan.*what Anyone ships \(vqgan.ckpt\)", load_pixels, path, VQGAN)

@@ -2,23 +2,19 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from refusals import refused
 
+from specdecode.graphs.static_step import StepCompiler
 from vargen.models.llamagen.text_encoder import encode_text
 
 
-class Hook:
-    """In place of accelerate's: it counts how often the weights are asked for."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def pre_forward(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> tuple[Any, Any]:
-        self.asked += 1
-        return arguments, named
+def hook() -> SimpleNamespace:
+    """In place of accelerate's: `pre_forward` counts how often the weights are asked for."""
+    return SimpleNamespace(pre_forward=Mock(side_effect=lambda module, *arguments, **named: (arguments, named)))
 
 
 def draw(pipeline: Any, method: str) -> Any:
@@ -30,10 +26,9 @@ def draw(pipeline: Any, method: str) -> Any:
     ("component", "method"), [("transformer", "ar"), ("drafter", "eagle"), ("draft_model", "draft-model")]
 )
 def test_a_part_that_is_used_before_it_is_called_is_moved(drafting_pipeline, component, method, monkeypatch):
-    hook = Hook()
-    monkeypatch.setattr(getattr(drafting_pipeline, component), "_hf_hook", hook, raising=False)
+    monkeypatch.setattr(getattr(drafting_pipeline, component), "_hf_hook", counting := hook(), raising=False)
     draw(drafting_pipeline, method)
-    assert hook.asked == 1
+    assert counting.pre_forward.call_count == 1
 
 
 def test_text_features_and_their_mask_lie_together(tiny_pipeline):
@@ -50,9 +45,6 @@ def test_text_features_and_their_mask_lie_together(tiny_pipeline):
 
 
 def test_what_is_moved_as_it_is_called_is_not_compiled(tiny_pipeline, monkeypatch):
-    monkeypatch.setattr(tiny_pipeline.transformer.transformer_blocks[0], "_hf_hook", Hook(), raising=False)
-    tiny_pipeline.compile("eager", 32)
-    try:
-        refused(r"compile: parts of this model come .* \(enable_model_cpu_offload, or a", draw, tiny_pipeline, "ar")
-    finally:
-        tiny_pipeline.compile(None)
+    monkeypatch.setattr(tiny_pipeline.transformer.transformer_blocks[0], "_hf_hook", hook(), raising=False)
+    monkeypatch.setattr(tiny_pipeline.reuse, "compiler", StepCompiler("eager", 32))
+    refused(r"compile: parts of this model come .* \(enable_model_cpu_offload, or a", draw, tiny_pipeline, "ar")

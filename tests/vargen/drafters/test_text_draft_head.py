@@ -63,12 +63,7 @@ def test_the_kernels_and_the_modules_draft_alike(own_kernels):
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(3)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
     run, served, passes = drafter.network.fast_pass.run, [], []
-
-    def watched(*given: Any, **named: Any) -> Any:
-        served.append(run(*given, **named))
-        return served[-1]
-
-    drafter.network.fast_pass.run = watched  # type: ignore[method-assign]
+    drafter.network.fast_pass.run = lambda *given, **named: served.append(run(*given, **named)) or served[-1]
     for kernels in ("auto", "plain"):
         if kernels == "plain":
             assert served and all(each is not None for each in served), "or nothing is compared"
@@ -237,14 +232,8 @@ def test_a_head_reads_a_prompt_when_it_first_guesses(torch_lines):
     drafter = TextDrafter(network, model)(target, FixedDraftSize(DraftSize(3, 2)))
     head, tokens = drafter.head, torch.arange(5, 12)[None]
     assert isinstance(head, TextDraftHead) and drafter.most_waiting == 24
-    read = head.drafter.forward
-    fed: list[int] = []
-
-    def watched(input_ids: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-        fed.append(input_ids.shape[1])
-        return read(input_ids, *given, **named)
-
-    network.forward = watched  # type: ignore[method-assign]
+    read, fed = head.drafter.forward, []
+    network.forward = lambda ids, *given, **named: fed.append(ids.shape[1]) or read(ids, *given, **named)
     feature, mask = head.start(target.prefill()), torch.ones(1, 7, 7, dtype=torch.bool).tril()
     states = head.features(target.forward(tokens, mask, torch.arange(7)[None]))
     assert not fed and states.shape[-1] == feature.shape[-1] == 3 * model.config.hidden_size
@@ -296,11 +285,7 @@ def test_logits_of_chosen_tokens_are_the_models_own():
 
 def test_sizes_that_do_not_fit_are_named():
     raised(ValueError, "dim must be num_attention_heads times an even number", TextHead, dim=10, num_attention_heads=2)
-    for message, settings in (
-        (
-            r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10",
-            {"vocab_size": 9, "draft_vocab_size": 10},
-        ),
-        ("feature_layers must be two layers or more", {"feature_layers": [3]}),
-    ):
-        raised(ValueError, message, TextHead, dim=8, num_attention_heads=2, **settings)
+    sizes: dict[str, Any] = {"dim": 8, "num_attention_heads": 2}
+    wide = {**sizes, "vocab_size": 9, "draft_vocab_size": 10}
+    raised(ValueError, r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10", TextHead, **wide)
+    raised(ValueError, "feature_layers must be two layers or more", TextHead, **sizes, feature_layers=[3])

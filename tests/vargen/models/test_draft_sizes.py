@@ -88,11 +88,7 @@ COSTS = b'{"nodes": [1, 3], "target_seconds": [%s], "drafting_step_seconds": %s,
 DAMAGED = [
     *(b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]", NO_FACTORS, b"[" * 100_000),
     *(COSTS % (seconds, b"0", b"[]") for seconds in (b"1, NaN", b"1, 1e999", b"-1, 1", b"0, 1", b"1" * 4000 + b", 1")),
-    *(
-        COSTS % (b"1, 2", b"-1", b"[]"),
-        COSTS % (b"1, 2", b"0", b"[[3, 2, 0]]"),
-        COSTS % (b"1, 2", b"0", b"[[3, 2, 1e999]]"),
-    ),
+    *(COSTS % (b"1, 2", *each) for each in ((b"-1", b"[]"), (b"0", b"[[3, 2, 0]]"), (b"0", b"[[3, 2, 1e999]]"))),
     (COSTS % (b"1, 2", b"0", b"[]")).replace(b"[1, 3]", b"[1, Infinity]"),
 ]
 

@@ -78,9 +78,8 @@ def test_any_ratio_of_the_processor(pipeline, arguments, grid):
 
 def test_negative_prompts_follow_their_pictures(pipeline):
     repeated = codes(pipeline, PROMPTS[:2], [1, 2, 3, 4], num_images_per_prompt=2, negative_prompt=["sand", "rain"])
-    wanted = codes(
-        pipeline, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, [1, 2, 3, 4], negative_prompt=["sand", "sand", "rain", "rain"]
-    )
+    prompts, away = [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, ["sand", "sand", "rain", "rain"]
+    wanted = codes(pipeline, prompts, [1, 2, 3, 4], negative_prompt=away)
     assert torch.equal(repeated, wanted) and int(repeated.max()) < CODES
 
 

@@ -116,9 +116,8 @@ def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline, metho
     """Alone, beside pictures of other sizes, and in a place that a picture of another size has left."""
     settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(method, BESIDE[method])}
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
-    sizes = every_size(pipeline)
-    queue = pipeline.stream(PROMPTS, generator=seeded(0, 1, 2), batch_size=2, output_type="latent", **sizes, **settings)
-    finished = list(queue)
+    queue = {"generator": seeded(0, 1, 2), "batch_size": 2, "output_type": "latent", **every_size(pipeline)}
+    finished = list(pipeline.stream(PROMPTS, **queue, **settings))
     assert sorted(each.index for each in finished) == [0, 1, 2]
     for each in finished:
         alone = draw(pipeline, PROMPTS, GRIDS[each.index], [each.index], **settings)
@@ -244,9 +243,8 @@ def test_a_head_of_codes_alone_draws_what_the_whole_head_does(pipeline):
         torch.testing.assert_close(head(states), pipeline.model.lm_head(states)[..., first : first + CODES])
     part = draw(pipeline, PROMPTS, method="ar", **every_size(pipeline))
     calls: list[int] = []
-    handle = pipeline.model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    whole = draw(pipeline, PROMPTS, method="ar", **every_size(pipeline))
-    handle.remove()
+    with pipeline.model.lm_head.register_forward_hook(lambda *_: calls.append(1)):
+        whole = draw(pipeline, PROMPTS, method="ar", **every_size(pipeline))
     assert torch.equal(part.tokens, whole.tokens) and len(calls) == whole.trace.target_passes
 
 
@@ -524,9 +522,8 @@ def config(name: str, **other: Any) -> dict[str, Any]:
 
 
 def test_families_are_told_apart_by_their_config():
-    assert find_family(None, config("emu3_5")).name == "emu3_5"
-    assert find_family(None, config("lumina_mgpt_2")).name == "lumina_mgpt_2"
-    assert find_family(None, config("liquid")).name == "liquid"
+    for name in ("emu3_5", "lumina_mgpt_2", "liquid"):
+        assert find_family(None, config(name)).name == name
     assert find_family(None, config("simplear", architectures=["SimpARForCausalLM"])).name == "simplear"
     tuned = config("lumina_mgpt", architectures=["ChameleonXLLMXForConditionalGeneration"])
     assert find_family(None, tuned).name == "lumina_mgpt"

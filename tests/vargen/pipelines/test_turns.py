@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import raised, refused
 from seeds import seeded
 from torch import Tensor
 
@@ -136,19 +136,15 @@ def test_a_copy_of_a_pipeline_that_draws_is_free(pipeline, copied, elsewhere):
 # Drawings within others
 
 
-def failing(pipeline: Any) -> None:
-    with pytest.raises(ZeroDivisionError):
-        call(pipeline, 1, 1.0, callback_on_step_end=lambda *_: 1 / 0)
-
-
 END = {"callback_on_step_end": lambda pipeline, *_: setattr(pipeline, "_interrupt", True)}
+FAIL = {"callback_on_step_end": lambda *_: 1 / 0}
 LEAD_MORE = {"callback_on_step_end": lambda pipeline, *_: setattr(pipeline, "_guidance_scale", 9.0)}
 INNER: dict[str, Callable[[Any], Any]] = {
     "more guidance": lambda pipeline: call(pipeline, 1, 6.0),
     "no guidance": lambda pipeline: call(pipeline, 1, 1.0),
     "guidance of a callback": lambda pipeline: call(pipeline, 1, **LEAD_MORE),
     "interrupted": lambda pipeline: call(pipeline, 1, **END),
-    "failing": failing,
+    "failing": lambda pipeline: raised(ZeroDivisionError, "by zero", call, pipeline, 1, 1.0, **FAIL),
     "whole stream": lambda pipeline: [*stream(pipeline, 6.0)],
     "interrupted stream": lambda pipeline: [*stream(pipeline, 6.0, **END)],
     "stream let go": lambda pipeline: next(stream(pipeline, 6.0)),
@@ -211,11 +207,8 @@ def test_a_call_without_a_callback_is_interrupted(pipeline):
         passes.append(None)
         pipeline._interrupt = len(passes) == 6
 
-    watching = pipeline.transformer.lm_head.register_forward_hook(count)
-    try:
+    with pipeline.transformer.lm_head.register_forward_hook(count):
         tokens = call(pipeline)
-    finally:
-        watching.remove()
     assert torch.equal(tokens[:6], whole[:6]) and not tokens[6:].any()
     assert len(passes) == pipeline.num_timesteps == 6 and pipeline.interrupt
     assert torch.equal(call(pipeline), whole) and not pipeline.interrupt

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -105,19 +105,14 @@ def test_paths_are_drawn_uniformly_over_leaves_not_nodes_or_by_the_drafters_prob
 @pytest.mark.parametrize("choice", ["sample", "drafter"])
 def test_paths_are_drawn_with_numbers_of_their_own(choice):
     """The same numbers as the drafter's or the target's would tie which path is taken to what was drafted."""
-    draft, used = simple_draft([[0, 1, 2]] * 2), set()
+    draft = simple_draft([[0, 1, 2]] * 2)
     draft.confidence = torch.tensor([[1.0, 0.5, 0.4]] * 2).log()
     state = state_of([7, 9])
-    for name in ("uniform", "exponential"):
-        ask = getattr(state.streams, name)
-
-        def noted(tag: int, counters: Tensor, *rest: int, ask: Callable[..., Tensor] = ask) -> Tensor:
-            used.add((tag, tuple(counters.flatten().tolist())))
-            return ask(tag, counters, *rest)
-
-        setattr(state.streams, name, noted)
+    asks = [Mock(wraps=getattr(state.streams, name)) for name in ("uniform", "exponential")]
+    state.streams.uniform, state.streams.exponential = asks
     PathSelector(choice)(draft, state)  # type: ignore[arg-type]
-    assert used == {(Tag.SKIP, (7, 9))}
+    used = [call.args for ask in asks for call in ask.call_args_list]
+    assert {(tag, *counters.flatten().tolist()) for tag, counters, *_ in used} == {(Tag.SKIP, 7, 9)}
 
 
 def slow_likeness(draft: Draft, row: int, path: list[int]) -> list[float]:
@@ -166,10 +161,8 @@ def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(dr
             valid = draft.tree.valid[row].tolist()
             siblings = [i for i in range(1, draft.tree.num_nodes) if parents[i] == parents[node] and valid[i]]
             assert node == siblings[0]  # the first draw
-            own = CODEBOOK[draft.tree.tokens[row, node]]
-            wanted = sum(
-                float(draft.probabilities[row, node, y]) * max(0.0, float(CODEBOOK[y] @ own)) for y in range(VOCAB)
-            )
+            own, given = CODEBOOK[draft.tree.tokens[row, node]], draft.probabilities[row, node].tolist()
+            wanted = sum(chance * max(0.0, float(CODEBOOK[y] @ own)) for y, chance in enumerate(given))
             assert float(fast[row, level]) == pytest.approx(wanted, abs=1e-4)
 
 
@@ -353,10 +346,8 @@ def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_t
 
 def test_padding_is_no_sibling_of_the_token_that_is_taken():
     """Two children of the root, the second of which is padding; padding has the token 0, as the first child has."""
-    tree = TokenTree.from_parents(
-        torch.tensor([[1, 0, 0]]), torch.tensor([[-1, 0, 0]]), torch.tensor([[True, True, False]])
-    )
-    draft = Draft(tree, confidence=torch.tensor([[0.0, -1.0, -1.0]]))
+    parts = torch.tensor([[1, 0, 0]]), torch.tensor([[-1, 0, 0]]), torch.tensor([[True, True, False]])
+    draft = Draft(TokenTree.from_parents(*parts), confidence=torch.tensor([[0.0, -1.0, -1.0]]))
     likeness = path_likeness(draft, torch.tensor([[0, 1]]), torch.eye(4))
     assert torch.allclose(likeness, torch.tensor([[math.exp(-1)]]))
 

@@ -98,23 +98,18 @@ def test_skipping_nothing_is_scd(drafting_pipeline, coupling, never):
     assert plain.trace.accepted_lengths == skipping.trace.accepted_lengths
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"threshold": 0.0},
-        {"schedule": "dynamic", "threshold": 0.0, "max_skip": 2},
-        {"schedule": "uniform", "interval": 2, "max_skip": 3},
-    ],
-    ids=str,
-)
+DYNAMIC = {"schedule": "dynamic", "threshold": 0.0, "max_skip": 2}
+UNIFORM = {"schedule": "uniform", "interval": 2, "max_skip": 3}
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0.0}, DYNAMIC, UNIFORM], ids=str)
 def test_skipping_saves_passes_and_is_counted(drafting_pipeline, options):
-    window = {"window": WINDOW}
-    output = make(drafting_pipeline, "vvs-jacobi", {**window, **options})
+    output = make(drafting_pipeline, "vvs-jacobi", {"window": WINDOW, **options})
     trace = output.trace
     assert output.tokens.shape == (3, 16) and trace.row_tokens == [16, 16, 16]
     assert 0 < trace.skipped_tokens <= options.get("max_skip", 4) * trace.skipped_steps
     assert trace.target_passes < make(drafting_pipeline, "scd", {"window": WINDOW}).trace.target_passes
-    alone = make(drafting_pipeline, "vvs-jacobi", {**window, **options}, rows=1)
+    alone = make(drafting_pipeline, "vvs-jacobi", {"window": WINDOW, **options}, rows=1)
     assert torch.equal(alone.tokens[0], output.tokens[0])
 
 

@@ -59,10 +59,9 @@ def test_the_null_prompt_keeps_the_beginnings_of_text_and_image():
 def test_guidance_needs_every_token_of_a_null_prompt():
     model = janus_models.make()
     model.generation_config.generation_kwargs = {}
-    refused(
-        "at most 1 .* generation_kwargs.boi_token_id", JanusTarget, model, *janus_models.prompts(), guidance_scale=3.0
-    )
-    JanusTarget(model, *janus_models.prompts(), guidance_scale=1.0)
+    prompts = janus_models.prompts()
+    refused("at most 1 .* generation_kwargs.boi_token_id", JanusTarget, model, *prompts, guidance_scale=3.0)
+    JanusTarget(model, *prompts, guidance_scale=1.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

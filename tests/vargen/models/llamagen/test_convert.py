@@ -11,7 +11,6 @@ from refusals import raised, refused
 from torch import Tensor
 from vqgans import vq_config
 
-from vargen.base.errors import UserError
 from vargen.models.llamagen.convert_llamagen import (
     convert_transformer_state_dict,
     convert_vq_state_dict,
@@ -103,13 +102,13 @@ def test_only_the_rotary_table_may_be_surplus(small_text_weights):
     model = load_transformer(small_text_weights | {"freqs_cis": torch.zeros(25, 4, 2)}, config)
     assert not model.training and not any(tensor.is_meta for tensor in model.state_dict().values())
     assert torch.equal(model.null_caption_embeds, small_text_weights["cls_embedding.uncond_embedding"])
-    with pytest.raises(UserError, match="1 weights that LlamaGenTransformer does not have, such as extra"):
-        load_transformer(small_text_weights | {"extra": torch.zeros(1)}, config)
+    surplus = small_text_weights | {"extra": torch.zeros(1)}
+    refused("1 weights that LlamaGenTransformer does not have, such as extra", load_transformer, surplus, config)
     for key in small_text_weights:
         incomplete = {name: value for name, value in small_text_weights.items() if name != key}
         refused("lacks", load_transformer, incomplete, config)
-    with pytest.raises(UserError, match=r"another size, such as lm_head.weight: \(41, 32\) instead of \(40, 32\)"):
-        load_transformer(small_text_weights | {"output.weight": torch.zeros(41, 32)}, config)
+    wide = small_text_weights | {"output.weight": torch.zeros(41, 32)}
+    refused(r"another size, such as lm_head.weight: \(41, 32\) instead of \(40, 32\)", load_transformer, wide, config)
 
 
 # Tokenizer ------------------------------------------------------------------------------------------------------------

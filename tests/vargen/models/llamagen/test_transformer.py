@@ -160,13 +160,9 @@ def test_identity_rows_let_image_tokens_choose_among_condition_tokens():
         logits = training_forward(model, condition, None, tokens)[:, 1:]
         turned = training_forward(model, condition.flip(1), None, tokens)[:, 1:]
         torch.testing.assert_close(turned, logits, atol=1e-4, rtol=0)
-        cache = make_cache(model, 1, CONDITION_LENGTH)
-        model(
-            inputs_embeds=condition,
-            positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
-            attention_mask=condition_attention_mask(valid_mask([CONDITION_LENGTH])),
-            kv_cache=cache,
-        )
+        cache, places = make_cache(model, 1, CONDITION_LENGTH), torch.full((1, CONDITION_LENGTH), CONDITION_POSITION)
+        mask = condition_attention_mask(valid_mask([CONDITION_LENGTH]))
+        model(inputs_embeds=condition, positions=places, attention_mask=mask, kv_cache=cache)
         assert bool(cache.keys[0].any()) is not vanish
     raised(ValueError, "condition_rotary must be one of zero, identity", make_model, condition_rotary="none")
 
@@ -234,9 +230,8 @@ def test_padding_of_the_text_is_neither_seen_nor_needed(condition_rotary):
     trimmed = training_forward(model, model.embed_condition(caption_embeds=captions[:, 2:]), mask[:, 2:], tokens)
     torch.testing.assert_close(trimmed, logits, atol=1e-5, rtol=0)
     changed = torch.where(mask[..., None], torch.randn_like(captions), captions)
-    assert not torch.allclose(
-        training_forward(model, model.embed_condition(caption_embeds=changed), mask, tokens), logits, atol=1e-2
-    )
+    other_words = training_forward(model, model.embed_condition(caption_embeds=changed), mask, tokens)
+    assert not torch.allclose(other_words, logits, atol=1e-2)
 
 
 # One pass and many ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from refusals import refused
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vargen.base.errors import UserError
 from vargen.models.token_images.anole import ANOLE
 from vargen.models.token_images.cosmos import LEVELS
 from vargen.models.token_images.description import Pixels
@@ -177,10 +176,10 @@ def test_a_script_runs_only_where_it_is_named(tmp_path):
 
 def test_other_scripts_and_files_are_refused(tmp_path):
     smaller = load_pixels(write_script(tmp_path / "smaller.jit", Blocks(8)), COSMOS)
-    with pytest.raises(UserError, match=r"smaller.jit is not decoder.jit .*gives \[1, 3, 1, 16, 24\]"):
-        decode_codes(smaller, torch.zeros(1, 2, 3, dtype=torch.long))
+    codes = torch.zeros(1, 2, 3, dtype=torch.long)
+    refused(r"smaller.jit is not decoder.jit .*gives \[1, 3, 1, 16, 24\]", decode_codes, smaller, codes)
     linear = load_pixels(write_script(tmp_path / "linear.jit", torch.nn.Linear(2, 2)), COSMOS)
-    refused(r"linear.jit is not decoder.jit", decode_codes, linear, torch.zeros(1, 2, 3, dtype=torch.long))
+    refused(r"linear.jit is not decoder.jit", decode_codes, linear, codes)
     (tmp_path / "page.jit").write_text("<html>")
     refused("cannot be read as TorchScript", load_pixels, tmp_path / "page.jit", COSMOS)
 

@@ -22,7 +22,8 @@ from vargen.video.models.request import VideoRequest, keep_visual, prepare_reque
 from vargen.video.models.target import VideoTarget
 
 GREEDY = SamplingConfig(temperature=0.0)
-TREE, CHAIN = (DynamicTree(4), DraftSize(12, 4)), (StaticTree.chain(4), DraftSize(5, 4))
+TREE = DynamicTree(4), FixedDraftSize(DraftSize(12, 4))
+CHAIN = StaticTree.chain(4), FixedDraftSize(DraftSize(5, 4))
 
 
 def drafter_of(kind: str, model: Any, **changes: Any) -> VideoHead:
@@ -39,14 +40,14 @@ def answer(
     network: VideoHead | None,
     model: Any,
     request: VideoRequest,
-    shape: tuple[Any, DraftSize] = CHAIN,
+    shape: tuple[Any, FixedDraftSize] = CHAIN,
     count: int = 9,
     head_of: type[VideoDraftHead] = VideoDraftHead,
 ) -> tuple[DecodeResult, VideoDraftHead | None]:
     layers = () if network is None else network.config.capture_layers
     target = VideoTarget(model, request, capture_layers=layers)
     head = None if network is None else head_of(network, target)
-    drafter = None if head is None else head.drafter(shape[0], FixedDraftSize(shape[1]))
+    drafter = None if head is None else head.drafter(*shape)
     result = decode(
         target, max_new_tokens=count, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), drafter=drafter
     )
@@ -110,7 +111,7 @@ def test_cached_drafting_is_what_a_fresh_run_says(architecture, prepared, kind, 
     assert isinstance(head, Remembering) and head.checked >= 3
     if kind != "flash":
         assert head.deepest > 2
-    assert len(head.accepted) >= 8 - 2 - TREE[1].depth
+    assert len(head.accepted) >= 8 - 2 - TREE[1].size.depth
     # The pairs that stay are each token with the target's own hidden state before it, nobody's guess.
     tokens = result.tokens[0].tolist()
     assert [int(token) for token, _ in head.accepted] == tokens[: len(head.accepted)]
@@ -187,14 +188,8 @@ def test_only_some_drafters_pay_for_a_longer_video(architecture, models, inputs_
     lengths = (4, 8, whole.num_visual)
     requests = [keep_visual(whole, keep_uniform(whole.num_visual, length)) for length in lengths]
     more = lengths[2] - lengths[0]
-    for kind, text_only, grows in (
-        ("sparrow", True, 0),
-        ("sparrow", False, more),
-        ("msd", False, more),
-        ("eagle", False, more),
-        ("vispec", False, 0),
-        ("flash", False, 0),
-    ):
+    with_video = {"sparrow": more, "msd": more, "eagle": more, "vispec": 0, "flash": 0}
+    for kind, text_only, grows in (("sparrow", True, 0), *((kind, False, grows) for kind, grows in with_video.items())):
         network = drafter_of(kind, model, text_only=text_only)
         held, work = [], []
         for request in requests:
@@ -231,7 +226,7 @@ def test_rows_of_several_lengths_guess_what_each_guesses_alone(models, inputs_of
     def guesses(requests: list[VideoRequest]) -> Tensor:
         target = VideoTarget(model, requests)
         head = VideoDraftHead(network, target)
-        head.drafter(CHAIN[0], FixedDraftSize(CHAIN[1]))
+        head.drafter(*CHAIN)
         tokens = torch.full((len(requests), 1), 3)
         output = head.forward(tokens, head.start(target.prefill()), one, torch.zeros(1, 1, dtype=torch.long))
         assert head.forward_passes == len(requests) + 1  # prompts are fed one after the other, new pairs together
@@ -272,18 +267,13 @@ def test_what_a_head_cannot_do_is_refused(prepared):
     bridged = drafter_of("sparrow", model, text_only=False)
     raised(ValueError, r"capture_layers=\(1,\)", VideoDraftHead, bridged, VideoTarget(model, request))
     flash = drafter_of("flash", model, draft_length=2)
-    with pytest.raises(ValueError, match="draft_length must be at most 2"):
-        VideoDraftHead(flash, VideoTarget(model, request)).drafter(*_sized(CHAIN))
+    short = VideoDraftHead(flash, VideoTarget(model, request))
+    raised(ValueError, "draft_length must be at most 2", short.drafter, *CHAIN)
     far = keep_visual(request, torch.arange(request.num_visual))
     object.__setattr__(far, "next_position", 4096)
-    with pytest.raises(ValueError, match="video is too long: the prompt reaches position 4096"):
-        VideoDraftHead(flash, VideoTarget(model, far))
+    raised(ValueError, "too long: the prompt reaches position 4096", VideoDraftHead, flash, VideoTarget(model, far))
     states = TargetStates(request.inputs_embeds, request.inputs_embeds, request.position_ids, request.is_visual)
     raised(ValueError, "visual_states after 1 layers are missing", bridged.rows, states, with_video=True)
-
-
-def _sized(shape: tuple[Any, DraftSize]) -> tuple[Any, FixedDraftSize]:
-    return shape[0], FixedDraftSize(shape[1])
 
 
 def test_sparrows_published_tree_is_a_setting():

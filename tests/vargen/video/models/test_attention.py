@@ -81,16 +81,12 @@ def first_layer_attention(model: Any, request: VideoRequest, rows: Tensor) -> Te
     for each in caches:
         each.start_prompt(length + 1, length + 2)
         each.row = 0
-    cache = caches[0]
-    handle = watch_attention(language_model.layers[0].self_attn, cache, lambda: rows, kept.append)
-    positions = request.position_ids
-    for each in caches:  # another request's pass is not watched
-        with torch.no_grad():
-            language_model(
-                inputs_embeds=request.inputs_embeds,
-                position_ids=positions if len(positions) > 1 else positions[0],
-                **cache_argument(language_model, each),
-            )
+    handle = watch_attention(language_model.layers[0].self_attn, caches[0], lambda: rows, kept.append)
+    positions = request.position_ids if len(request.position_ids) > 1 else request.position_ids[0]
+    given = {"inputs_embeds": request.inputs_embeds, "position_ids": positions}
+    with torch.no_grad():
+        for each in caches:  # another request's pass is not watched
+            language_model(**given, **cache_argument(language_model, each))
     handle.remove()
     assert len(kept) == 1
     return kept[0]
@@ -125,8 +121,8 @@ def test_what_cannot_be_scored_is_named(architecture, prepared):
     target = VideoTarget(model, request)
     target.prefill()
     raised(ValueError, "capture_attention=True", target.video_attention)
-    with pytest.raises(ValueError, match="must have been prefilled first"):
-        VideoTarget(model, request, capture_attention=True).video_attention()
+    unread = VideoTarget(model, request, capture_attention=True)
+    raised(ValueError, "must have been prefilled first", unread.video_attention)
     end = int(request.is_visual.nonzero()[-1]) + 1
     cut = replace(
         request, input_ids=request.input_ids[:, :end], inputs_embeds=request.inputs_embeds[:, :end],

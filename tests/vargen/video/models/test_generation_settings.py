@@ -1,10 +1,9 @@
 """A model's generation config is honoured as `generate` honours it, or refused by name."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from refusals import refused
+from tiny_video_llms import by_generate
 from transformers import GenerationConfig
 
 from specdecode.sampling import SamplingConfig
@@ -72,11 +71,7 @@ def test_what_was_said_is_less_likely_as_in_generate(method, models, inputs_of):
     model, draft, inputs = models("qwen2_5_vl"), models("qwen2_5_vl", 5, 2), inputs_of("qwen2_5_vl", 1)
     said = []
     for penalty in (1.0, 1.3):
-        theirs = deepcopy(model)
-        theirs.generation_config.eos_token_id = None
-        expected = theirs.generate(
-            **inputs, max_new_tokens=16, do_sample=False, repetition_penalty=penalty, pad_token_id=0
-        )[0, inputs["input_ids"].shape[1] :].tolist()
+        expected = by_generate(model, inputs, 16, repetition_penalty=penalty)
         components = VideoLLMComponents(model, [inputs], 16, draft, repetition_penalty=penalty)
         generation = Generation(16, GREEDY, [0], (), DecodeTrace(1, torch.device("cpu")))
         assert decode(method.build(components), generation).token_ids == [expected]

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor
 
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.video.drafters.video_head_folder import new_video_head
 from vargen.video.methods.base import VideoMethodConfig
@@ -62,6 +62,5 @@ def test_rows_are_what_they_are_alone(models, inputs_of, method):
 
 def test_a_method_that_takes_one_at_a_time_says_so(models, inputs_of):
     model, inputs = models("llava_onevision"), inputs_of("llava_onevision")
-    config = resolve_method("parallelvlm", task="video")
-    with pytest.raises(UserError, match="parallelvlm answers one question at a time, got 2"):
-        config.build(VideoLLMComponents(model, [inputs, inputs], LENGTH, model))
+    config, two = resolve_method("parallelvlm", task="video"), VideoLLMComponents(model, [inputs] * 2, LENGTH, model)
+    refused("parallelvlm answers one question at a time, got 2", config.build, two)

@@ -14,12 +14,11 @@ from vargen.video.pipelines.components import VideoLLMComponents, kept_tokens
 
 def test_a_drafter_is_shown_what_its_own_settings_choose(architecture, models, inputs_of):
     parts = VideoLLMComponents(models(architecture), [inputs_of(architecture, 2)], 4)
-    chosen = []
     pruning = Pruning(0.3, "attention")
     target = parts.target(1, **pruning.captured)
     target.prefill()
     scores = target.video_attention(0)
-    chosen.append(kept_tokens(target, pruning, 0).tolist())
+    chosen = [kept_tokens(target, pruning, 0).tolist()]
     by_attention = keep_share(parts.requests[0], 0.3, lambda shown, budget: keep_by_attention(scores[:shown], budget))
     assert chosen[-1] == by_attention.tolist()
     for layer in (1, 2):
@@ -41,9 +40,8 @@ def test_a_drafter_is_shown_what_its_own_settings_choose(architecture, models, i
 def test_a_model_that_drafts_for_itself_sees_its_video_once(models, inputs_of):
     model, seen = models("qwen2_5_vl"), []
     parts = VideoLLMComponents(model, [inputs_of("qwen2_5_vl", 2)], 4)
-    handle = model.model.visual.register_forward_hook(lambda *_: seen.append(1))
-    parts.pruned_draft(parts.target(1), "self", Pruning(1.0), 1)
-    handle.remove()
+    with model.model.visual.register_forward_hook(lambda *_: seen.append(1)):
+        parts.pruned_draft(parts.target(1), "self", Pruning(1.0), 1)
     assert len(seen) == 1
 
 
@@ -52,10 +50,8 @@ def test_logits_are_as_long_as_the_shorter_vocabulary():
         SimpleNamespace(config=SimpleNamespace(get_text_config=lambda size=size: SimpleNamespace(vocab_size=size)))
         for size in (12, 9)
     )
-    assert VideoLLMComponents(target, [], 4).vocab_size == 12
-    assert (
-        VideoLLMComponents(target, [], 4, draft).vocab_size == VideoLLMComponents(draft, [], 4, target).vocab_size == 9
-    )
+    for model, drafting, size in ((target, None, 12), (target, draft, 9), (draft, target, 9)):
+        assert VideoLLMComponents(model, [], 4, drafting).vocab_size == size
 
 
 def test_workers_last_for_answers_of_their_own_kind(monkeypatch):

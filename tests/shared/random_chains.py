@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.tree import TokenTree
+from specdecode import DecodeState, Draft, RandomStreams, SamplingConfig, TargetOutput, TokenTree, Verdict
 
 
 def random_chain(seed: int, batch_size: int, length: int, vocab_size: int) -> tuple[Draft, TargetOutput, Tensor]:

@@ -11,12 +11,7 @@ import torch
 from synthetic import GREEDY, chi_square_p_value, decoded
 from torch import Tensor
 
-from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.forced_tokens import ForcedTokensDrafter
-from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult
-from specdecode.roles import Drafter
-from specdecode.sampling import SamplingConfig
+from specdecode import DecodeResult, Drafter, DraftModelTreeDrafter, ForcedTokensDrafter, SamplingConfig, StaticTree
 from vargen.methods.catalogue import resolve_method
 
 

@@ -5,12 +5,9 @@ import pytest
 import torch
 from refusals import value_error
 
+from specdecode import DraftSize, PromptLookupDrafter, RandomStreams, StaticKVCache
 from specdecode.checks import check_counts, is_integer
-from specdecode.drafters.draft_size import DraftSize
-from specdecode.drafters.prompt_lookup import PromptLookupDrafter
-from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import stop_tokens
-from specdecode.sampling import RandomStreams
 
 
 def test_truth_values_and_fractions_are_no_counts():

@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 from refusals import value_error
 from scipy import stats
 
-from specdecode.sampling import (
-    RandomStreams,
-    SamplingConfig,
-    Tag,
-    _exponential,
-    _uniform,
-    apply_guidance,
-    draw_tokens,
-    logits_to_probabilities,
-    sample,
-)
+from specdecode import RandomStreams, SamplingConfig, Tag, apply_guidance, logits_to_probabilities
+from specdecode.sampling import _exponential, _uniform, draw_tokens, sample
 
 
 def slow_probabilities(logits: list[float], config: SamplingConfig) -> list[float]:

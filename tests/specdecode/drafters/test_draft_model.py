@@ -9,10 +9,8 @@ from refusals import value_error
 from synthetic import GREEDY, MarkovTarget, TakingTurns, chain_of, decoded, random_table, sequence_p_value
 from torch import Tensor
 
-from specdecode.drafters.draft_model import DraftModelDrafter
-from specdecode.drafters.draft_size import DraftSize
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import SamplingConfig, Tag, sample
+from specdecode import DecodeState, Draft, DraftModelDrafter, DraftSize, SamplingConfig, Tag, TargetOutput, Verdict
+from specdecode.sampling import sample
 
 VOCAB, LENGTH, DRAWS = 5, 4, 30_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)

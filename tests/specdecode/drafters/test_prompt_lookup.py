@@ -8,10 +8,7 @@ from random_chains import state_for
 from refusals import value_error
 from synthetic import GREEDY, MarkovTarget, chain_of, decoded, random_table
 
-from specdecode.drafters.prompt_lookup import PromptLookupDrafter
-from specdecode.roles import TargetOutput
-from specdecode.sampling import SamplingConfig
-from specdecode.tree import TokenTree
+from specdecode import PromptLookupDrafter, SamplingConfig, TargetOutput, TokenTree
 
 VOCAB, LENGTH, DRAWS = 4, 5, 40_000
 TABLE, PROMPT = random_table(VOCAB, seed=5, scale=1.2), torch.tensor([1, 3])

@@ -9,12 +9,8 @@ from refusals import value_error
 from synthetic import MarkovDrafter, MarkovTarget, decoded, goodness_of_fit, random_table, total_variation
 from torch import Tensor
 
-from specdecode.roles import Draft, TargetOutput
-from specdecode.sampling import SamplingConfig
+from specdecode import AnnealedVerifier, Draft, ExactVerifier, SamplingConfig, TargetOutput, TokenTree
 from specdecode.trace import TokenOrigin
-from specdecode.tree import TokenTree
-from specdecode.verifiers.annealed import AnnealedVerifier
-from specdecode.verifiers.exact import ExactVerifier
 
 VOCAB_SIZE = 6
 SAMPLING = SamplingConfig(temperature=0.9)

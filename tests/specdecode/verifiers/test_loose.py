@@ -13,12 +13,8 @@ from synthetic import GREEDY
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.roles import Draft, TargetOutput
-from specdecode.sampling import SamplingConfig
-from specdecode.tree import TokenTree
-from specdecode.verifiers.exact import ExactVerifier
-from specdecode.verifiers.loose import LooseVerifier, relevance_to
+from specdecode import Draft, ExactVerifier, LooseVerifier, SamplingConfig, StaticTree, TargetOutput, TokenTree
+from specdecode.verifiers.loose import relevance_to
 
 VOCAB, DIM, END = 6, 5, 0
 STATE = state_for(torch.tensor([3]), GREEDY)

@@ -12,10 +12,7 @@ from synthetic import GREEDY, MarkovDrafter, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 import specdecode.verifiers.exact as exact
-from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
-from specdecode.sampling import SamplingConfig, Tag
-from specdecode.tree import TokenTree
-from specdecode.verifiers.exact import ExactVerifier
+from specdecode import DecodeState, Draft, Drafter, ExactVerifier, SamplingConfig, Tag, TargetOutput, TokenTree
 
 CHAIN = [-1, 0, 1]
 TREE = [-1, 0, 0, 1, 1, 2]

@@ -11,9 +11,7 @@ from random_chains import state_for
 from refusals import value_error
 from synthetic import GREEDY
 
-from specdecode.roles import Draft, TargetOutput
-from specdecode.tree import TokenTree
-from specdecode.verifiers.windowed import WindowedVerifier
+from specdecode import Draft, TargetOutput, TokenTree, WindowedVerifier
 
 VOCAB = 5
 STATE = state_for(torch.tensor([2]), GREEDY)

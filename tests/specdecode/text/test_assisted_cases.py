@@ -149,9 +149,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-    "DeepseekV3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 8,
-                   "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-                   "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "DeepseekV3": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+                   "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+                   "v_head_dim": 8, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1},
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from scenes.training.grounding import cell_attributes
 from specdecode.kernels.quantized import quantization_of
+from vargen.methods.catalogue import resolve_method
 from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.base import SPREADS
 from vargen.video.models.frames import processor_inputs
@@ -27,10 +28,13 @@ LAYER = 3  # a quarter of the target's
 def answers() -> dict[str, list[Answer]]:
     """Of a video, by method; the same words from all."""
     cases = scene_video_cases(1, "heldout", VIDEO_FRAMES, VIDEO_SIDE)
-    methods = ("ar", "sd", "sparrow", "flash")
+    methods = {name: resolve_method(name, task="video") for name in ("ar", "sd", "flash")}
+    methods["sparrow"] = resolve_method("sparrow", {"depth": None}, task="video")  # by default as many as pay
     with VideoAnswerer.from_pretrained() as answerer:
         assert set(answerer.drafters) == {"sparrow", "flash"}
-        found = {name: [answerer.answer(case.frames, QUESTION, name) for case in cases] for name in methods}
+        found = {
+            name: [answerer.answer(case.frames, QUESTION, method) for case in cases] for name, method in methods.items()
+        }
     for case, answer in zip(cases, found["ar"], strict=True):
         right, wrong = order_answers(case.truth, answer.text)
         assert accuracy(case, answer) > 0.6 and right >= wrong

@@ -275,9 +275,10 @@ def test_a_protocol_that_is_none_is_told_beside_those_there_are():
 # Several processes, and kills.
 
 
-def test_two_processes_and_kills_at_random_moments_change_nothing(finished, tmp_path):
+def test_two_processes_and_kills_at_random_moments_change_nothing(arguments, tmp_path):
     """Pictures and scores are those of one process; kills are of one process and of two that share the work."""
-    arguments, alone, together, killed = finished, *(tmp_path / name for name in ("out", "together", "killed"))
+    alone, together, killed = (tmp_path / name for name in ("out", "together", "killed"))
+    assert main(arguments) == 0
     shutil.rmtree(tmp_path / "cache")  # the reference is shared work, too
     began = time.monotonic()
     assert ProcessJob([*arguments, "--output", str(together)], 2).wait() == [0, 0]

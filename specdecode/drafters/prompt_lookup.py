@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.checks import INTEGERS, check_counts, check_tensor
+from specdecode.checks import FLOATS, INTEGERS, check_counts, check_tensor
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.kernels import fused_ops
@@ -51,7 +51,7 @@ class PromptLookupDrafter(Drafter):
         check_counts(max_ngram_size=max_ngram_size)
         check_tensor("prompt must be tokens", prompt, INTEGERS, ("batch", "length"))
         if attention_mask is not None:
-            kinds = (*INTEGERS, torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16)  # as models do
+            kinds = (*INTEGERS, torch.bool, *FLOATS)  # as models do
             check_tensor("attention_mask must be", attention_mask, kinds, tuple(prompt.shape))
         # No token is negative, so nothing is found in padding.
         self.prompt = prompt if attention_mask is None else prompt.masked_fill(attention_mask == 0, -1)

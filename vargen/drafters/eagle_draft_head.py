@@ -11,7 +11,7 @@ halves are fed the same tokens, and the guided logits choose.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -198,11 +198,18 @@ class EagleDraftHead(ABC):
         self._num_new = num_new
         output_head, guidance_scale = self.output_head()
         alike = features if features.dtype == cache.dtype else features.to(cache.dtype)
-        fed: dict[str, Any] = {"tokens": tokens, "features": alike, "halves": self._halves}
-        fed |= {"lengths": cache.lengths, "starts": cache.starts, "origins": self._answer_starts}
-        new = NewTokens(depths, mask, last_position=self._last_position, **fed)
-        guided: Any = {"guidance_scale": guidance_scale, "side_by_side": True}
-        fast = self.drafter.fast_pass.run(new, cache, output_head, **guided)
+        new = NewTokens(
+            depths,
+            mask,
+            tokens=tokens,
+            features=alike,
+            halves=self._halves,
+            lengths=cache.lengths,
+            starts=cache.starts,
+            origins=self._answer_starts,
+            last_position=self._last_position,
+        )
+        fast = self.drafter.fast_pass.run(new, cache, output_head, guidance_scale=guidance_scale, side_by_side=True)
         if fast is None:
             return DraftHeadOutput(*self._pass(tokens, features, mask, depths, cache.reach(num_new)))
         states, logits = fast

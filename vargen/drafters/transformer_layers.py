@@ -83,8 +83,8 @@ class RotaryTable:
     def __init__(
         self, grid_size: int, head_dim: int, base: float, condition_rotary: str = "zero", position_scale: float = 1.0
     ) -> None:
-        self._sizes = grid_size, head_dim, base
-        self._options: dict[str, Any] = {"condition_rotary": condition_rotary, "position_scale": position_scale}
+        self.grid_size, self.head_dim = grid_size, head_dim
+        self.base, self.condition_rotary, self.position_scale = base, condition_rotary, position_scale
         self._table: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -100,7 +100,9 @@ class RotaryTable:
         # Rebuilt when the model has moved. Outside inference mode, or a later training pass could not use it.
         if self._table is None or self._table.device != device:
             with torch.inference_mode(False):
-                self._table = build_rotary_table(*self._sizes, device, **self._options)
+                self._table = build_rotary_table(
+                    self.grid_size, self.head_dim, self.base, device, self.condition_rotary, self.position_scale
+                )
         return self._table
 
 

@@ -153,9 +153,12 @@ class RunTotals:
     @classmethod
     def of_processes(cls, shares: Sequence[RunTotals]) -> RunTotals:
         """The sum of all processes, with the seconds of the slowest in each phase."""
-        together = cls(output=shares[0].output)
-        for name in ("new_images", "tokens", "forward_passes"):
-            setattr(together, name, sum(getattr(share, name) for share in shares))
+        together = cls(
+            new_images=sum(share.new_images for share in shares),
+            tokens=sum(share.tokens for share in shares),
+            forward_passes=sum(share.forward_passes for share in shares),
+            output=shares[0].output,
+        )
         for phase, seconds in ((phase, seconds) for share in shares for phase, seconds in share.seconds.items()):
             together.seconds[phase] = max(seconds, together.seconds.get(phase, 0.0))
         return together

@@ -17,12 +17,27 @@ from vargen.runs.files import own_folder
 from vargen.runs.processes import is_first_process
 
 OWN_RECIPES = {
-    name: Recipe(order, f"an {summary}", f"vargen.training.{module}", f"{kind}TrainingConfig", f"train_{module}")
-    for order, name, module, kind, summary in (
-        (60, "drafter", "drafter", "Drafter", "EAGLE drafter for a transformer, on its own pictures"),
-        (65, "lora", "lora", "Lora", "adapter for the transformer that draws, on your own pictures with captions"),
-        (95, "drafter-text", "text_drafter", "TextDrafter", "EAGLE drafter for a language model, on its own answers"),
-    )
+    "drafter": Recipe(
+        60,
+        "an EAGLE drafter for a transformer, on its own pictures",
+        "vargen.training.drafter",
+        "DrafterTrainingConfig",
+        "train_drafter",
+    ),
+    "lora": Recipe(
+        65,
+        "an adapter for the transformer that draws, on your own pictures with captions",
+        "vargen.training.lora",
+        "LoraTrainingConfig",
+        "train_lora",
+    ),
+    "drafter-text": Recipe(
+        95,
+        "an EAGLE drafter for a causal language model, on its own answers",
+        "vargen.training.text_drafter",
+        "TextDrafterTrainingConfig",
+        "train_text_drafter",
+    ),
 }
 """What vargen itself trains, for any model and on any data; a world adds its own recipes (`vargen.base.world`)."""
 

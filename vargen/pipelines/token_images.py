@@ -474,8 +474,10 @@ class TokenImagePipeline(TokenImages):
         shown = [self._reference_ids(codes) for codes in references] if "{pictures}" in form else []
         rows = []
         for text in texts:
-            whole = [form.format(prompt=text, pictures="", **named)]
-            pieces = pieces_of(form, text, len(shown), forms.among_words, named) if shown else whole
+            if shown:
+                pieces = pieces_of(form, text, len(shown), forms.among_words, named)
+            else:
+                pieces = [form.format(prompt=text, **named)]
             pieces[-1] += self.family.begin(*grid)
             words = [*map(self._ids, pieces)]
             rows.append(torch.cat([words[0], *(each for pair in zip(shown, words[1:], strict=True) for each in pair)]))

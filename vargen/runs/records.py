@@ -203,9 +203,11 @@ class PictureFolder:
         self._written_before = max(self.records, default=-1) + 1
         self._write_results()
 
-    def add(self, request: ImageRequest, *made: Any) -> None:
+    def add(
+        self, request: ImageRequest, image: Image, measured: Mapping[str, Any], trace_image: Image | None = None
+    ) -> None:
         """Save a finished picture and add its line, with the arguments of `save`."""
-        self.save(request, *made)
+        self.save(request, image, measured, trace_image)
         if request.index < self._written_before:  # a gap in a resumed run
             self._write_results()
         # Pictures are finished in any order, and their lines are written in order.

@@ -338,8 +338,14 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             slots = kv_cache.flatten_slots(slots)
             if (seen := visible(attention_mask, len(hidden_states))) is not None:
                 new = NewTokens(positions, seen, hidden_states, places=slots)
-                asked: Any = {"logits_to_keep": logits_to_keep, "kept_layers": feature_layers}
-                fast = self.fast_pass.run(new, kv_cache, self.lm_head, is_prompt=input_ids is None, **asked)
+                fast = self.fast_pass.run(
+                    new,
+                    kv_cache,
+                    self.lm_head,
+                    is_prompt=input_ids is None,
+                    logits_to_keep=logits_to_keep,
+                    kept_layers=feature_layers,
+                )
                 if fast is not None:
                     features, kept_logits = fast
                     assert kept_logits is not None

@@ -77,12 +77,11 @@ def _serve(listener: socket.socket, parent: int) -> None:
 
     faulthandler.disable()  # it would write where nobody reads
     os.setsid()
+    # Objects of the tests' process still name these numbers, and close them some day: no file of a process may get one.
+    nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number != listener.fileno():
-            with suppress(OSError):
-                os.close(number)
-    while os.open(os.devnull, os.O_RDWR) < 2:
-        pass
+            os.dup2(nothing, number)
     listener.settimeout(1)
     while os.getppid() == parent:
         with suppress(TimeoutError, ChildProcessError):
@@ -135,7 +134,8 @@ def _run(files: list[int], arguments: list[str], folder: str, variables: dict[st
     os.setpgid(0, 0)
     for place, file in enumerate(files):
         os.dup2(file, place)
-    os.closerange(3, max(files) + 1)
+    for file in files:
+        os.close(file)
     modes = ("r", "strict"), ("w", "strict"), ("w", "backslashreplace")
     for place, (name, (mode, errors)) in enumerate(zip(("stdin", "stdout", "stderr"), modes, strict=True)):
         stream = open(place, mode, 1 if place == 2 else -1, "utf-8", errors, closefd=False)  # noqa: SIM115

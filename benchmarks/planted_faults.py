@@ -47,6 +47,7 @@ ENDLESS = "does not end"
 ALONE = "found alone: "
 
 HARMLESS: dict[str, str] = {
+    "595dbe2d68": "where each node has one child no earlier one has been drawn",
     "0d41d24408": "where nothing is left the two distributions are equal up to rounding",
     "69473fb0dc": "no chain says that it is deeper than it has nodes",
     "9d77d37b6b": "no codebook of a model that draws has more than 65,536 codes, and trying so many takes a minute",

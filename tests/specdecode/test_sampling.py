@@ -12,7 +12,7 @@ from refusals import value_error
 from scipy import stats
 
 from specdecode import RandomStreams, SamplingConfig, Tag, apply_guidance, logits_to_probabilities
-from specdecode.sampling import _exponential, _uniform, draw_tokens, sample
+from specdecode.sampling import Ahead, _covers, _exponential, _uniform, draw_tokens, sample
 
 
 def slow_probabilities(logits: list[float], config: SamplingConfig) -> list[float]:
@@ -237,6 +237,13 @@ def test_numbers_that_are_drawn_ahead_are_those_of_their_position(seed, calls, a
             for how_many in (None, size):
                 thresholds = RandomStreams.from_seeds(seeds)._draw(_uniform, Tag.ACCEPT, counters, how_many)
                 assert torch.equal(streams.uniform(Tag.ACCEPT, counters, how_many), thresholds)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_numbers_that_were_made_cover_their_positions_alone(rows):
+    made = Ahead(torch.full((rows,), 5), torch.ones(rows, 8, 3))
+    for first, are_there in ((4, False), (5, True), (11, True), (12, False)):
+        assert _covers(made, torch.full((rows, 1), first), count=2) is are_there
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs a C++ compiler")

@@ -108,7 +108,7 @@ def test_padding_is_not_elsewhere():
     assert verifier.accept(Draft(short), output, STATE).accepted.tolist() == [0], "padding says nothing"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     windows(),
     st.sampled_from([0.2, 0.5, 0.8, 1.0]),

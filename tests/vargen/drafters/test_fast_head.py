@@ -80,7 +80,7 @@ class Fed:
 def test_the_numbers_are_the_modules(served, monkeypatch, dtype, feature_layers, guidance_scale):
     parts = networks(feature_layers, dtype)
     fast = Fed(parts, guidance_scale=guidance_scale).chain(2)
-    assert sum(served) == 2 + 1 + 2  # target: prompt, tokens; head: prompt, two passes
+    assert sum(served) == len(served) == 2 + 1 + 2  # target: prompt, tokens; head: prompt, two passes
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
     plain = Fed(parts, guidance_scale=guidance_scale).chain(2)
     exact = Fed([nn.Module.to(part, torch.float64) for part in parts], guidance_scale=guidance_scale).chain(2)
@@ -108,7 +108,7 @@ def test_a_pair_has_the_same_bits_however_it_is_fed(served, dtype, feature_layer
     assert torch.equal(branch, together[0][:, :3])
     faulty = torch.cat(Fed(parts).levels(sees_other=True), 1)  # planted: a node sees the other branch
     assert torch.equal(faulty[:, :2], branch[:, :2]) and not torch.equal(faulty[:, 2], branch[:, 2])
-    assert sum(served) == 3 + 1 + (3 + 4) + (3 + 2) + 3 * (3 + 4) + 2 * (3 + 3)
+    assert sum(served) == len(served) == 3 + 1 + (3 + 4) + (3 + 2) + 3 * (3 + 4) + 2 * (3 + 3)
 
 
 @torch.no_grad()

@@ -229,6 +229,13 @@ def test_one_run_at_a_time_in_a_folder(tmp_path):
         assert (folder / "kept").exists()
 
 
+def test_a_link_to_nothing_in_the_way_is_a_file(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for folder in (tmp_path / "link", tmp_path / "link" / "out"):
+        with pytest.raises(UserError, match=r"^output: .*link is a file; name a folder"), files.own_folder(folder):
+            pass
+
+
 def test_a_folder_in_which_nothing_was_kept_is_gone_again(tmp_path):
     with pytest.raises(ValueError), files.own_folder(tmp_path / "new" / "out"):
         raise ValueError

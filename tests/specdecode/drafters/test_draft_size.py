@@ -174,9 +174,9 @@ def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_draf
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), DEAR, clock=None)
     assert sizer.choose() == NO_DRAFT
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), LINEAR, clock=None)
-    waits = gaps(sizer, 1300, accepts=False)
-    assert waits == [15, 31, 63, 127, 255, 255, 255][: len(waits)] and len(waits) >= 6
-    gaps(sizer, 600, accepts=True)
+    waits = gaps(sizer, 3200, accepts=False)
+    assert waits == [15, 31, 63, 127, 255, 511, 1023, 1023]
+    gaps(sizer, 1400, accepts=True)
     assert sizer.choose() != NO_DRAFT, "drafts pay by now"
     assert gaps(sizer, 300, accepts=False)[:3] == [15, 31, 63]
 

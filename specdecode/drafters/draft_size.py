@@ -442,7 +442,7 @@ _ROWS_OF_WEIGHTS, _DRAFTING_SHARE = 16, 0.1
 _PRIOR_WEIGHT, _MEASURED_WEIGHT = 2.0, 16.0
 """How many draft tokens an assumed rate counts as, and accepted ones measured lengths: at a start there are few."""
 _FIRST_PATIENCE, _MEASURED_PATIENCE, _MOST_PATIENCE = 16, 64, 256
-_FAILED_PATIENCE = 1024  # four pictures of 256 tokens: a trial costs as much as some five steps
+_FAILED_PATIENCE = 1024  # a trial costs as much as some five steps
 _REPEATS = 8
 _MOST_SECONDS = 5.0
 """Timing ends after so long: a pass over gigabytes of weights on a CPU takes seconds."""

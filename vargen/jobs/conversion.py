@@ -200,8 +200,9 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
     """
     from vargen.drafters.convert_draft_head import convert_lantern_drafter
 
-    how: dict[str, Any] = {"dtype": _torch_dtype(config.dtype), "overwrite": config.overwrite}
-    drafter = convert_lantern_drafter(config.drafter, config.output, **how)
+    drafter = convert_lantern_drafter(
+        config.drafter, config.output, dtype=_torch_dtype(config.dtype), overwrite=config.overwrite
+    )
     return {
         "output": config.output,
         "grid_size": drafter.config.get("grid_size"),

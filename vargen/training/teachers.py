@@ -203,8 +203,14 @@ def masked_features(
         [B, T + N - 1, F], F = dim for each layer.
     """
     embeds, positions = forced_inputs(transformer, condition_embeds, codes)
-    how = {"attention_mask": attention_mask, "logits_to_keep": 1, "feature_layers": feature_layers}
-    return transformer(inputs_embeds=embeds, positions=positions, **how).features
+    output = transformer(
+        inputs_embeds=embeds,
+        positions=positions,
+        attention_mask=attention_mask,
+        logits_to_keep=1,
+        feature_layers=feature_layers,
+    )
+    return output.features
 
 
 @torch.no_grad()

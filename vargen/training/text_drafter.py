@@ -321,10 +321,14 @@ class TextDrafterTask(DrafterTask):
         drafter = TextDrafter(self._copy(self.model.dtype), self.model)
         lengths = []
         for text in self.heldout[: self.config.num_decoded_prompts]:
-            prompt, most = text.tokens[None, : text.prompt_length], self.config.max_new_tokens
-            # The length is said, so that nothing is copied.
-            how: Any = {"drafter": drafter, "draft_length": drafter.draft_length, "temperature": 0}
-            result = specdecode.generate(self.model, prompt, max_new_tokens=most, **how)
+            result = specdecode.generate(
+                self.model,
+                text.tokens[None, : text.prompt_length],
+                max_new_tokens=self.config.max_new_tokens,
+                drafter=drafter,
+                draft_length=drafter.draft_length,  # said, so that nothing is copied
+                temperature=0,
+            )
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
 

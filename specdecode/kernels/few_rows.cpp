@@ -757,7 +757,8 @@ void product_by_tiles(const Matrix& matrix, const void* rows, int64_t num_rows, 
             finish(matrix, steps, row, o, sums, count, take);
         }
     };
-    tiles::product<OF_BYTES>(form_of_tiles, (const char*)matrix.weight, matrix.outputs, matrix.columns * (OF_BYTES ? 1 : 2),
+    const int64_t row_bytes = matrix.columns * (OF_BYTES ? 1 : 2);
+    tiles::product<OF_BYTES>(form_of_tiles, (const char*)matrix.weight, matrix.outputs, row_bytes, row_bytes,
                              (const char*)rows, num_rows, span.begin, span.end, block_of);
 }
 
@@ -1303,6 +1304,116 @@ void remember(const Pass& pass, const Layer& layer, const float* qkv, int64_t se
     }
 }
 
+// Attention by tiles for some tokens, in the query heads of one key head: scores are products of keys with queries, sums are
+// products of weights, rounded to bfloat16, with values. Keys count by their place in a token's list: whatever slots they
+// lie in, sums run over 32 of them at a time in one order. `queries` [tokens, heads, padded] are rounded; writes `sums`.
+inline void attend_by_tiles(const Pass& pass, const Layer& layer, int64_t sequence, int64_t group, Span tokens, const Seen& seen,
+                            const float* queries, int64_t padded, float* scores, int64_t scores_of, float* sums) {
+    constexpr int64_t KEYS = tiles::BYTES / 2, SIDE = tiles::SIDE, MOST = tiles::MOST;
+    int64_t D = pass.head_dim, per_group = pass.heads / pass.key_value_heads, stride = pass.key_value_heads * D;
+    int64_t num_queries = (tokens.end - tokens.begin) * per_group, full = length_of(pass, sequence);
+    int64_t first = std::min(pass.starts ? pass.starts[sequence] : 0, full), slots = full + pass.columns - first;
+    int64_t common = (full - first) / KEYS * KEYS, channel_tiles = padded / SIDE;
+    const bfloat16* keys = (const bfloat16*)layer.keys + (sequence * pass.slots + first) * stride + group * D;
+    const bfloat16* values = (const bfloat16*)layer.values + sequence * pass.slots * stride + group * D;
+    static thread_local Block<bfloat16> small, few, weights, nothing;
+    static thread_local Block<uint32_t> of_all, of_some;
+    static thread_local Block<float> result, factors;
+    auto list = [&](int64_t query) { return seen.list(sequence, tokens.begin + query / per_group); };
+    auto listed = [&](int64_t query) { return &seen.slots[list(query) * seen.most]; };
+    auto count = [&](int64_t query) { return seen.counts[list(query)]; };
+
+    small.resize(num_queries * D);
+    factors.resize(num_queries);
+    for (int64_t query = 0; query < num_queries; query++)
+        sweep(D, [&](int64_t d, auto load, auto store) { store(&small[query * D + d], load(queries + query * padded + d)); });
+    int64_t between = stride;
+    if (slots < SIDE) {  // a block of keys is whole
+        few.resize(SIDE * D);
+        std::memset(few.data(), 0, SIDE * D * sizeof(bfloat16));
+        for (int64_t slot = 0; slot < slots; slot++) std::memcpy(&few[slot * D], keys + slot * stride, D * sizeof(bfloat16));
+        keys = few.data(), between = D;
+    }
+    float scale = 1.0f / std::sqrt((float)D);
+    int64_t blocks = std::max(slots, SIDE);
+    tiles::product<false>(form_of_tiles, (const char*)keys, blocks, 2 * D, 2 * between, (const char*)small.data(),
+                          num_queries, 0, blocks,
+                          [&](int64_t query, int64_t slot, int64_t, const uint32_t* own, int width) {
+                              float* to = scores + query * scores_of + slot;
+                              for (int i = 0; i < SIDE; i++) to[i] = tiles::number<false>(own[i * width]) * scale;
+                          });
+    for (int64_t query = 0; query < num_queries; query++) {
+        float* own = scores + query * scores_of;
+        for (int64_t k = full - first; k < count(query); k++) own[k] = own[listed(query)[k] - first];
+        factors[query] = count(query) ? weights_of(own, count(query)) : 0;
+    }
+    // Values of keys `from` to `to` as pairs of keys; what is missing of the last 32 keys and of the last channels is zero.
+    nothing.resize(padded);
+    std::memset(nothing.data(), 0, padded * sizeof(bfloat16));
+    auto pack = [&](int64_t from, int64_t to, auto slot, Block<uint32_t>& packed) {
+        int64_t steps = (to - from + KEYS - 1) / KEYS;
+        packed.resize(steps * channel_tiles * SIDE * SIDE);
+        for (int64_t pair = 0; pair < steps * SIDE; pair++) {
+            int64_t key = from + 2 * pair;
+            const bfloat16* one = key < to ? values + slot(key) * stride : nothing.data();
+            const bfloat16* other = key + 1 < to ? values + slot(key + 1) * stride : nothing.data();
+            for (int64_t tile = 0; tile < channel_tiles; tile++) {
+                int64_t before = tile / MOST * MOST, beside = std::min(channel_tiles - before, MOST);
+                int64_t at = before * steps + pair / SIDE * beside + tile - before, channels = std::min(SIDE, D - tile * SIDE);
+                uint32_t* line = &packed[(at * SIDE + pair % SIDE) * SIDE];
+                const bfloat16 *low = one + tile * SIDE, *high = other + tile * SIDE;
+                if (channels == SIDE)
+                    for (int c = 0; c < SIDE; c++) line[c] = (uint32_t)low[c] | (uint32_t)high[c] << 16;
+                else
+                    for (int c = 0; c < SIDE; c++) line[c] = c < channels ? (uint32_t)low[c] | (uint32_t)high[c] << 16 : 0;
+            }
+        }
+    };
+    pack(0, common, [first](int64_t key) { return first + key; }, of_all);
+    for (int64_t begin = 0; begin < num_queries; begin += SIDE) {
+        int64_t some = std::min(SIDE, num_queries - begin);
+        result.resize(channel_tiles * SIDE * SIDE);
+        std::memset(result.data(), 0, result.size() * sizeof(float));
+        // Adds the values of keys `from` to `to` to the sums of the lines that `takes` names.
+        auto add = [&](int64_t from, int64_t to, auto takes, const Block<uint32_t>& packed) {
+            int64_t width = (to - from + KEYS - 1) / KEYS * KEYS;
+            weights.resize(SIDE * width);
+            std::memset(weights.data(), 0, SIDE * width * sizeof(bfloat16));
+            for (int64_t line = 0; line < some; line++) {
+                if (!takes(line)) continue;
+                const float* own = scores + (begin + line) * scores_of + from;
+                sweep(std::min(count(begin + line), to) - from, [&](int64_t k, auto load, auto store) {
+                    store(&weights[line * width + k], load(own + k));
+                });
+            }
+            tiles::add_lines(form_of_tiles, (const char*)weights.data(), 2 * width, (const char*)packed.data(),
+                             (int)channel_tiles, result.data());
+        };
+        if (common) add(0, common, [](int64_t) { return true; }, of_all);
+        // Lists that begin alike beyond that share what is packed: those of a chain all do.
+        uint32_t done = 0, now;
+        for (int64_t last = some - 1; last >= 0; last--) {
+            if (done >> last & 1 || count(begin + last) <= common) continue;
+            const int32_t* slots_of = listed(begin + last);
+            int64_t to = count(begin + last);
+            now = 0;
+            for (int64_t line = 0; line < some; line++) {
+                int64_t own = count(begin + line) - common;
+                bool alike = own > 0 && own <= to - common &&
+                             !std::memcmp(listed(begin + line) + common, slots_of + common, own * sizeof(int32_t));
+                if (alike && !(done >> line & 1)) now |= 1u << line;
+            }
+            done |= now;
+            pack(common, to, [slots_of](int64_t key) { return (int64_t)slots_of[key]; }, of_some);
+            add(common, to, [now](int64_t line) { return now >> line & 1; }, of_some);
+        }
+        for (int64_t line = 0; line < some; line++)
+            for (int64_t d = 0; d < padded; d++)
+                sums[(begin + line) * padded + d] =
+                    result[(d / SIDE * SIDE + line) * SIDE + d % SIDE] * factors[begin + line];
+    }
+}
+
 // Attention for some tokens of one sequence, in the query heads that share the key heads `groups`. Keys that all tokens see
 // are read once for all, some at a time; the sums of a query still run over its own keys in their order.
 template <typename Number>
@@ -1330,6 +1441,19 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
             store(to, sizeof(Number) == 2 ? rounded(lanes) : lanes);
         });
     });
+    if constexpr (sizeof(Number) == 2)
+        if (form_of_tiles) {
+            for (int64_t group = groups.begin; group < groups.end; group++) {
+                int64_t before = (group - groups.begin) * of_group;
+                attend_by_tiles(pass, layer, sequence, group, tokens, seen, queries + before * padded, padded,
+                                scores + before * scores_of, scores_of, chains + before * padded);
+            }
+            return each([&](int64_t, int64_t query, int64_t token, int64_t head) {
+                attended.at(sequence * pass.tokens + token, head * D, [&](auto* to) {
+                    sweep(D, [&](int64_t d, auto load, auto store) { store(to + d, load(chains + query * padded + d)); });
+                });
+            });
+        }
     int64_t first = pass.starts ? pass.starts[sequence] : 0, common = std::max<int64_t>(0, length_of(pass, sequence) - first);
     common = common / CHAINS * CHAINS;
     int64_t at_once = of_group > 1 ? KEY_BLOCK : std::max<int64_t>(common, 1);

@@ -122,11 +122,16 @@ void each(Of of) {
     if constexpr (FROM + 1 < COUNT) each<COUNT, FROM + 1>(of);
 }
 
-// Sums of sixteen outputs, whose weights lie `row_bytes` apart, for `COUNT` tiles of packed rows: [COUNT, 16, width] in four
-// bytes each.
+// Sums of sixteen outputs, whose weights of `row_bytes` lie `stride` bytes apart, for `COUNT` tiles of packed rows: [COUNT,
+// 16, width] in four bytes each. `going_on`: they are added to those that stand there.
 template <bool OF_BYTES, int COUNT, typename Form>
-void sums(Form& form, const char* weights, int64_t row_bytes, const char* packed, int width, void* result) {
-    each<COUNT>([&](auto tile) { form.template zero<tile>(); });
+void sums(Form& form, const char* weights, int64_t row_bytes, int64_t stride, const char* packed, int width, void* result,
+          bool going_on = false) {
+    const int64_t line = 4 * width;
+    each<COUNT>([&](auto tile) {
+        if (going_on) form.template load<tile>((char*)result + tile * SIDE * line, line);
+        else form.template zero<tile>();
+    });
     auto add = [&](const char* from, int64_t stride, const char* rows) {
         form.template load<WEIGHTS>(from, stride);
         each<COUNT>([&](auto tile) {
@@ -138,23 +143,23 @@ void sums(Form& form, const char* weights, int64_t row_bytes, const char* packed
     };
     int64_t at = 0;
     for (; at + BYTES <= row_bytes; at += BYTES) {
-        for (int line = 0; line < SIDE; line++) __builtin_prefetch(weights + line * row_bytes + at + AHEAD * BYTES);
-        add(weights + at, row_bytes, packed + at * COUNT * width);
+        for (int line = 0; line < SIDE; line++) __builtin_prefetch(weights + line * stride + at + AHEAD * BYTES);
+        add(weights + at, stride, packed + at * COUNT * width);
     }
     if (at < row_bytes) {
         char last[SIDE][BYTES] = {};
-        for (int line = 0; line < SIDE; line++) std::memcpy(last[line], weights + line * row_bytes + at, row_bytes - at);
+        for (int line = 0; line < SIDE; line++) std::memcpy(last[line], weights + line * stride + at, row_bytes - at);
         add(last[0], BYTES, packed + at * COUNT * width);
     }
-    const int64_t line = 4 * width;
     each<COUNT>([&](auto tile) { form.template store<tile>((char*)result + tile * SIDE * line, line); });
 }
 
-// Sums of outputs `begin` to `end` of at least sixteen `outputs`: calls take(row, output, block, sums, width) with the sums of
-// sixteen outputs from `output` on, `width` apart. New are those from `block` on; the last sixteen may overlap those before.
+// Sums of outputs `begin` to `end` of at least sixteen `outputs`, whose weights lie `stride` bytes apart: calls take(row,
+// output, block, sums, width) with the sums of sixteen outputs from `output` on, `width` apart. New are those from `block`
+// on; the last sixteen may overlap those before.
 template <bool OF_BYTES, typename Form, typename Take>
-void product_in(const char* weights, int64_t outputs, int64_t row_bytes, const char* rows, int64_t num_rows, int64_t begin,
-                int64_t end, Take take) {
+void product_in(const char* weights, int64_t outputs, int64_t row_bytes, int64_t stride, const char* rows, int64_t num_rows,
+                int64_t begin, int64_t end, Take take) {
     std::vector<char> packed;
     for (int64_t first = 0; first < num_rows; first += MOST * SIDE) {
         int64_t some = num_rows - first < MOST * SIDE ? num_rows - first : MOST * SIDE;
@@ -165,9 +170,9 @@ void product_in(const char* weights, int64_t outputs, int64_t row_bytes, const c
         alignas(64) uint32_t result[MOST * SIDE * SIDE];
         for (int64_t block = begin / SIDE * SIDE; block < end; block += SIDE) {
             int64_t output = block + SIDE > outputs ? outputs - SIDE : block;
-            const char* from = weights + output * row_bytes;
+            const char* from = weights + output * stride;
             each<MOST>([&](auto tile) {
-                if (count == tile + 1) sums<OF_BYTES, tile + 1>(form, from, row_bytes, packed.data(), width, result);
+                if (count == tile + 1) sums<OF_BYTES, tile + 1>(form, from, row_bytes, stride, packed.data(), width, result);
             });
             for (int64_t row = 0; row < some; row++)
                 take(first + row, output, block, &result[row / SIDE * SIDE * width + row % SIDE], width);
@@ -187,13 +192,34 @@ inline float number(uint32_t sum) {
 enum Form { NONE = 0, PLAIN = 1, NATIVE = 2 };
 
 template <bool OF_BYTES, typename Take>
-void product(int form, const char* weights, int64_t outputs, int64_t row_bytes, const char* rows, int64_t num_rows,
-             int64_t begin, int64_t end, Take take) {
+void product(int form, const char* weights, int64_t outputs, int64_t row_bytes, int64_t stride, const char* rows,
+             int64_t num_rows, int64_t begin, int64_t end, Take take) {
 #ifdef HAS_TILES
     if (form == NATIVE)
-        return product_in<OF_BYTES, Native>(weights, outputs, row_bytes, rows, num_rows, begin, end, take);
+        return product_in<OF_BYTES, Native>(weights, outputs, row_bytes, stride, rows, num_rows, begin, end, take);
 #endif
-    product_in<OF_BYTES, Plain>(weights, outputs, row_bytes, rows, num_rows, begin, end, take);
+    product_in<OF_BYTES, Plain>(weights, outputs, row_bytes, stride, rows, num_rows, begin, end, take);
+}
+
+// Sixteen lines of weights in bfloat16, `row_bytes` (whole tiles) each, by `count` tiles of packed rows, added to `result`,
+// [count, 16, 16]. Of four packed tiles at a time all 64 bytes lie beside each other, as `sums` reads them.
+template <typename Form>
+void add_lines_in(const char* weights, int64_t row_bytes, const char* packed, int count, float* result) {
+    Form form(SIDE);
+    for (int first = 0; first < count; first += MOST)
+        each<MOST>([&](auto tile) {
+            constexpr int COUNT = tile + 1;
+            if (count - first < MOST ? count - first == COUNT : COUNT == MOST)
+                sums<false, COUNT>(form, weights, row_bytes, row_bytes, packed + first * row_bytes * SIDE, SIDE,
+                                   result + first * SIDE * SIDE, true);
+        });
+}
+
+inline void add_lines(int form, const char* weights, int64_t row_bytes, const char* packed, int count, float* result) {
+#ifdef HAS_TILES
+    if (form == NATIVE) return add_lines_in<Native>(weights, row_bytes, packed, count, result);
+#endif
+    add_lines_in<Plain>(weights, row_bytes, packed, count, result);
 }
 
 // Whether both forms say the same of a small product: no user's picture is to find out that they do not.
@@ -202,11 +228,15 @@ inline bool agree() {
     std::vector<float> said[2];
     for (size_t i = 0; i < weights.size(); i++) weights[i] = (char)(i % 2 ? 0x3f + i % 3 / 2 * 0x80 : i * 37);
     for (size_t i = 0; i < rows.size(); i++) rows[i] = (char)(i % 2 ? 0x40 : i * 53);
-    for (int form : {PLAIN, NATIVE})
-        product<false>(form, weights.data(), SIDE, 96, rows.data(), 19, 0, SIDE,
+    for (int form : {PLAIN, NATIVE}) {
+        product<false>(form, weights.data(), SIDE, 96, 96, rows.data(), 19, 0, SIDE,
                        [&](int64_t, int64_t, int64_t, const uint32_t* sums, int width) {
                            for (int o = 0; o < SIDE; o++) said[form - 1].push_back(number<false>(sums[o * width]));
                        });
+        std::vector<float> lines(SIDE * SIDE, 1.0f);
+        add_lines(form, weights.data(), BYTES, rows.data(), 1, lines.data());
+        said[form - 1].insert(said[form - 1].end(), lines.begin(), lines.end());
+    }
     for (size_t i = 0; i < said[0].size(); i++)
         if (!(std::abs(said[0][i] - said[1][i]) <= 1e-3f)) return false;
     return true;

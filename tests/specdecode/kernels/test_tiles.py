@@ -27,8 +27,8 @@ extern "C" long sum() {
     long total = 0;
     char bytes[4096] = {};
     auto take = [&](int64_t, int64_t, int64_t, const uint32_t* sums, int) { total += sums[0]; };
-    tiles::product<true>(tiles::wanted(), bytes, 16, 70, bytes, 33, 0, 16, take);
-    tiles::product<false>(tiles::wanted(), bytes, 16, 70, bytes, 33, 0, 16, take);
+    tiles::product<true>(tiles::wanted(), bytes, 16, 70, 70, bytes, 33, 0, 16, take);
+    tiles::product<false>(tiles::wanted(), bytes, 16, 70, 70, bytes, 33, 0, 16, take);
     return total;
 }
 """

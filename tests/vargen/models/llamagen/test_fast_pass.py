@@ -42,12 +42,16 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("VARGEN_TILES", request.param)
 
 
-MODELS = [{}, {"num_key_value_heads": 2}, {"dim": 80}, {"condition_rotary": "identity"}]
+WIDE = {"dim": 288, "num_attention_heads": 2}  # heads of nine tiles of channels, more than are summed at once
+MODELS = [{}, {"num_key_value_heads": 2}, {"dim": 80}, {"condition_rotary": "identity"}, WIDE]
+BY_TILES = pytest.mark.parametrize(
+    ("dtype", "tiles"), [(torch.float32, "off"), (torch.bfloat16, "off"), (torch.bfloat16, "plain")], indirect=["tiles"]
+)
 
 
 @pytest.mark.parametrize("changes", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypatch, changes, dtype):
+@BY_TILES
+def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypatch, tiles, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
     fast = logits_by(ragged_target(model), tokens_of(model), STEP)
     assert sum(served) == 1 + NUM_STEPS
@@ -60,9 +64,7 @@ def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypat
 
 
 @pytest.mark.parametrize("changes", MODELS)
-@pytest.mark.parametrize(
-    ("dtype", "tiles"), [(torch.float32, "off"), (torch.bfloat16, "off"), (torch.bfloat16, "plain")], indirect=["tiles"]
-)
+@BY_TILES
 def test_logits_have_the_same_bits_however_tokens_are_fed(served, tiles, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
     tokens = tokens_of(model)
@@ -74,6 +76,17 @@ def test_logits_have_the_same_bits_however_tokens_are_fed(served, tiles, changes
     unguided = logits_by(ragged_target(model, guidance_scale=1.0), tokens, STEP)
     assert torch.equal(logits_by(ragged_target(model, slice(0, 1), 1.0), tokens[:1], 1), unguided[:1])
     assert sum(served) == (1 + 9) + (1 + 3) + 3 * (1 + 2) + (1 + 3) + (1 + 9)
+
+
+@pytest.mark.parametrize("tiles", ["off", "plain"], indirect=True)
+def test_many_keys_are_added_up_in_one_order(served, tiles):
+    """More than tiles take at once, in whole tiles and not."""
+    model = nn.Module.to(make_model(**WIDE, grid_size=9), torch.bfloat16)
+    tokens = torch.randint(29, (1, 78), generator=torch.Generator().manual_seed(3))
+    fed = [logits_by(ragged_target(model, slice(0, 1), nodes=40), tokens, step) for step in (1, 7, 39)]
+    assert torch.equal(fed[1], fed[0]) and torch.equal(fed[2], fed[0]) and all(served)
+    exact = logits_by(ragged_target(nn.Module.to(model, torch.float64), slice(0, 1), nodes=40), tokens, 39)
+    assert (fed[0] - exact).abs().max() < 0.03 * exact.abs().max()
 
 
 @pytest.mark.parametrize("threads", [2, 5])

@@ -212,6 +212,12 @@ def test_corrections_save_passes(by, coupling):
     assert accepted[1] > 1.1 * accepted[0]
 
 
+@BOTH
+def test_a_drafter_that_is_the_target_guesses_the_next_token_from_the_first_pass_on(by):
+    drafted = run("target", by, PROMPTS, tables=(WIDE[0], WIDE[0]), length=9, size=1)[0]
+    assert drafted.trace.accepted_lengths == [[1] * 4] * len(PROMPTS)
+
+
 def test_what_cannot_be_corrected_is_named():
     for options in ({"coupling": "independent"}, {"coupling": "gumbel", "keep_overlap": 0.5}):
         with pytest.raises(ValueError, match="corrected windows need coupling"):

@@ -13,8 +13,11 @@ Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", ar
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -45,6 +48,15 @@ _SERVED = {
 obeyed by `PeftModel` alone, so that pictures would be drawn as if there were no adapter."""
 _KEEPS_WEIGHTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the layers' own weights as they are; "pissa" and others replace them."""
+_MATCHING = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for how, pattern in patterns:
+    for name in names:
+        getattr(re, how)(pattern, name)
+"""
+_LONGEST_MATCHING = 2.0
+"""Seconds that matching an adapter's patterns with all layers' names may take; PEFT matches them several times."""
 
 
 class LoraPipeline:
@@ -100,6 +112,7 @@ class LoraPipeline:
             if max(config.r, 0, *config.rank_pattern.values()) > max(max(each.shape) for each in state.values()):
                 raise ValueError("its rank is none of its weights'")
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
+        _check_patterns(config, [name for name, _ in self._adapted.named_modules()], folder)
         if wrong := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
             raise UserError(f"{folder / _FILES[1]}: the weights {wrong[0]} are not finite; copy the file again")
         try:
@@ -306,6 +319,29 @@ def _check_kind(config: Any, folder: Path) -> None:
             f"adapter {folder} has init_lora_weights {first!r}, which replaces the model's own weights; save it with "
             f"PEFT's path_initial_model_for_weight_conversion"
         )
+
+
+def _check_patterns(config: Any, names: list[str], folder: Path) -> None:
+    """Refuse patterns that do not come to an end. Raises UserError.
+
+    They are matched in another process, since nothing stops Python's `re` in a thread of this one. A pattern that is
+    not well formed passes; PEFT says what is wrong with it.
+    """
+    whole, layers = (config.target_modules, config.exclude_modules), config.layers_pattern or []
+    inside = [rf"(.*\.)?({each})$" for each in {**(config.rank_pattern or {}), **(config.alpha_pattern or {})}]
+    inside += [rf"(?:^|.*?\.){each}\.(\d+)\." for each in ([layers] if isinstance(layers, str) else layers)]
+    patterns = [("fullmatch", each) for each in whole if isinstance(each, str)] + [("match", each) for each in inside]
+    if not patterns:
+        return
+    command = [sys.executable, "-I", "-S", "-c", _MATCHING]
+    asked = json.dumps([patterns, names]).encode()
+    try:
+        subprocess.run(command, input=asked, stderr=subprocess.DEVNULL, timeout=_LONGEST_MATCHING, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"adapter {folder}: patterns of target_modules and others take over {_LONGEST_MATCHING:.0f} seconds to "
+            f"match with the model's layers; name the layers one by one in {_FILES[0]}"
+        ) from error
 
 
 def _check_numbers(argument: str, given: Sequence[Any]) -> None:

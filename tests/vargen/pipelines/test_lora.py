@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.quantized import quantize_linears
 from vargen import LlamaGenPipeline
+from vargen.pipelines import lora
 from vargen.pipelines.lora import _SERVED, _check_kind
 
 peft = pytest.importorskip("peft", reason="adapters need the extra lora")
@@ -225,6 +226,32 @@ def test_a_setting_of_peft_that_is_not_known_is_refused():
             _check_kind(config, Path("a"))
         else:
             refused(rf"{each.name} {re.escape(repr(changed))}", _check_kind, config, Path("a"))
+
+
+ENDLESS = r"(.+)+[!]"
+"""Takes twice as long for each further letter of what it is matched with."""
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"target_modules": ENDLESS},
+        {"target_modules": r".*?" * 12 + "!"},
+        {"target_modules": r".*\.to_qkv", "exclude_modules": ENDLESS},
+        {"rank_pattern": {ENDLESS: 2}},
+        {"alpha_pattern": {ENDLESS: 2}},
+        {"layers_to_transform": [0], "layers_pattern": ENDLESS},
+        {"layers_to_transform": [0], "layers_pattern": ["transformer_blocks", ENDLESS]},
+    ],
+    ids=str,
+)
+def test_patterns_of_a_file_that_do_not_come_to_an_end_are_refused(entries, tmp_path, monkeypatch):
+    monkeypatch.setattr(lora, "_LONGEST_MATCHING", 0.3)
+    pipeline = build()
+    config = json.loads((adapter(pipeline, ["to_qkv"], tmp_path) / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **entries}))
+    refused("patterns of target_modules and others take over", pipeline.load_lora_weights, tmp_path)
+    assert is_clean(pipeline)
 
 
 def test_a_failed_load_leaves_the_adapters_that_are_there(tmp_path):

@@ -83,8 +83,8 @@ class Fault:
 
     @property
     def module(self) -> str:
-        """The module's name."""
-        return self.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        """The module's name. Tests import what lies in benchmarks/ as scripts do, from that folder."""
+        return self.file.removesuffix(".py").removeprefix("benchmarks/").replace("/", ".").removesuffix(".__init__")
 
     def state(self) -> str:
         """Stands for the fault with its code and tests as they are."""

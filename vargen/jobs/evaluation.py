@@ -249,18 +249,8 @@ def _evaluate(
     cases = _cases(asked)
     networks = _networks(asked, processes, cases)
     edits = _edits(asked, model, cases) if config.edits and model is not None else None
-    run = measuring.Evaluation(
-        config,
-        Path(config.output),
-        batch_size=config.batch_size,
-        continuous_batches=config.continuous_batches,
-        protocol=protocol,
-        cases=cases,
-        networks=networks,
-        processes=processes,
-        quiet=quiet,
-        edits=edits,
-    )
+    output, batch_size, in_turn = Path(config.output), config.batch_size, config.continuous_batches
+    run = measuring.Evaluation(config, output, batch_size, in_turn, protocol, cases, networks, processes, quiet, edits)
     path = None if config.reference is None else Path(config.reference)
     # Before anything is made, so that a wrong one costs nothing.
     pictures_given = measuring.open_reference(protocol, path)

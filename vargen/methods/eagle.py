@@ -128,7 +128,7 @@ class EagleConfig(ImageMethodConfig):
         # On flat distributions a few drawn tokens are accepted more often than many likely ones.
         if not {"tree", "children"} & space.fixed.keys() and space.choice("children", CHILDREN) == "sampled":
             length = space.integer("depth", 1, 8, log=True)
-            return {"tree": _chain(length), "depth": length, "children": "sampled"}
+            return {"tree": [[0] * depth for depth in range(1, length + 1)], "depth": length, "children": "sampled"}
         return {
             "total_tokens": space.size("total_tokens", 4, 64, measured=cls.exact),
             "depth": space.size("depth", 1, 6, measured=cls.exact),
@@ -166,8 +166,3 @@ def eagle_drafter(
         sizes, f"{head.kind}-{children}-{shape}", lambda: head.draft_once(expanded), expected
     )
     return EagleDrafter(head.network, shape, sizer, children, **reuse)  # type: ignore[arg-type]
-
-
-def _chain(length: int) -> list[list[int]]:
-    """A chain as a preset's `tree` holds it."""
-    return [[0] * depth for depth in range(1, length + 1)]

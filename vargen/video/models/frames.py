@@ -351,18 +351,13 @@ def pyav() -> ModuleType:
     return av
 
 
-def _as_file(path: Path) -> str:
-    """The path as FFmpeg takes it, which reads a protocol before a colon."""
-    return f"file:{path}"
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """The file and its video stream; FFmpeg's errors in one line."""
     av = pyav()
     try:
-        # What else the file says of itself need not be UTF-8.
-        with av.open(_as_file(path), metadata_errors="replace", options=_ONLY_VIDEOS) as container:
+        # FFmpeg reads a protocol before a colon. What else the file says of itself need not be UTF-8.
+        with av.open(f"file:{path}", metadata_errors="replace", options=_ONLY_VIDEOS) as container:
             # The cover of a piece of music is a video stream, too.
             cover = av.stream.Disposition.attached_pic
             streams = [stream for stream in container.streams.video if not stream.disposition & cover]

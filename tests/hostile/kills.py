@@ -1,12 +1,13 @@
 """Ten kills and more of every long command that writes, one just before every rename: the next start finishes the same
 work, and leaves nothing else. And two processes on one folder: the second ends at once.
 
-The kill is real: a forked process ends itself by SIGKILL where it would have changed its folder, so that nothing cleans
-up. Kills at any moment: the tests of the commands.
+What SIGKILL leaves is what lies there when every thread stands still: a forked process stops itself where it would have
+changed its folder, and the folder is copied. Real kills, at any moment: the tests of the commands.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -66,12 +67,13 @@ def _once(load: Callable[..., Any]) -> Callable[..., Any]:
     return given
 
 
-def changes(work: Path, command: list[str], killed_at: int | None = None) -> list[str]:
+def changes(work: Path, command: list[str], kept: Path) -> list[str]:
     """What a command does to a folder, in order: files opened to be written, renames, removals, new folders.
 
-    It runs in a forked process, which is killed just before change number `killed_at`, from 0.
+    It runs in a forked process, which stops as a whole just before each change; `kept` then gets a copy of the folder,
+    under the number of the change, from 0.
     """
-    told = os.memfd_create("changes")
+    heard, told = os.pipe()
     child = os.fork()
     if not child:
         try:
@@ -79,28 +81,29 @@ def changes(work: Path, command: list[str], killed_at: int | None = None) -> lis
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
-            count = 0
 
             def note(event: str, arguments: tuple[Any, ...]) -> None:
-                nonlocal count
                 if event not in _CHANGES or not str(arguments[0]).startswith(str(work)):
                     return
                 if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
                     return
-                if count == killed_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
                 os.write(told, f"{event}\n".encode())
-                count += 1
+                os.kill(os.getpid(), signal.SIGSTOP)
 
             sys.addaudithook(note)
             main(command)
         finally:
             os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert killed_at is None or status == -signal.SIGKILL
-    with open(told) as file:
-        file.seek(0)
-        return file.read().splitlines()
+    count = 0
+    while os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
+        shutil.copytree(work, kept / str(count), symlinks=True)
+        os.kill(child, signal.SIGCONT)
+        count += 1
+    os.close(told)
+    with open(heard) as file:
+        done = file.read().splitlines()
+    assert len(done) == count
+    return done
 
 
 _CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "sqlite3.connect")
@@ -200,11 +203,12 @@ def prepared(tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], _finished_r
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a kill needs fork, and a place to tell what was done")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(command, prepared):
-    whole, arguments = prepared(command, "whole")
-    done = changes(whole, arguments)
+def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(command, prepared, tmp_path):
+    work, arguments = prepared(command, "work")
+    kept = tmp_path / "kept"
+    done = changes(work, arguments, kept)
     made = COMMANDS[command][1]
-    wanted = made(whole)
+    wanted = made(work)
     renames = [number for number, change in enumerate(done) if change == "os.rename"]
     assert len(renames) >= {"generate": 5, "evaluate": 6, "bench": 3, "tune": 3, "train": 3}[command]
     others = sorted(set(range(len(done))) - set(renames))
@@ -212,8 +216,8 @@ def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(command, p
     moments = renames + [others[len(others) * number // missing] for number in range(missing)]
     assert len(set(moments)) >= 10
     for moment in moments:
-        work, arguments = prepared(command, f"killed{moment}")
-        changes(work, arguments, moment)
+        shutil.rmtree(work)
+        (kept / str(moment)).rename(work)
         assert main(arguments) == 0
         assert made(work) == wanted, f"killed before change {moment}, {done[moment]}"
         assert not [path for path in work.rglob(".*")], f"left by a kill before change {moment}, {done[moment]}"

@@ -13,6 +13,7 @@ import warm
 
 # A worker a core (pyproject.toml), each with one thread, as are the processes that tests start. Before torch is there.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for more threads than cores, waiting ones take no core
 os.environ["HF_HUB_OFFLINE"] = "1"  # what asks a hub all the same fails at once, and not after five tries with pauses
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # whoever asks for a GPU leaves it to the processes that are forked
 

@@ -93,6 +93,13 @@ class DrafterMaker(Protocol):
         """
 
 
+def _rounds_by_pass(layer: torch.nn.Module) -> bool:
+    """Whether torch's dynamic quantization scales what enters a layer by the greatest value of all rows."""
+    packed = getattr(layer, "_packed_params", None)
+    of_torch = type(layer).__module__.startswith("torch.ao.nn.quantized.dynamic")
+    return of_torch and getattr(packed, "dtype", None) == torch.qint8
+
+
 @dataclass(frozen=True)
 class _Players:
     """Who drafts, how passes are computed, and who is told: the arguments that transformers does not know."""
@@ -159,6 +166,13 @@ class _Players:
                 raise ValueError(
                     f"{name} must lie where input_ids do, on {input_ids.device}, got {place}; move one of them"
                 )
+
+        if self.name != "ar" and any(_rounds_by_pass(layer) for layer in model.modules()):
+            warnings.warn(
+                "layers of quantize_dynamic in qint8 round by all tokens of a pass: only method='ar' gives the tokens "
+                "of plain decoding",
+                stacklevel=4,
+            )
 
     def looked_up(self, asked: int | None, own: int | None) -> _Players:
         """The same, or prompt lookup with the draft length of `prompt_lookup_num_tokens`, transformers' name for it.

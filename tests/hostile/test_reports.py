@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -50,15 +51,19 @@ def plain(model: Any) -> Any:
 # Text models in other forms
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
 def test_layers_that_torch_quantizes_while_they_run(own_kernels, dtype):
     """Their `weight` is a method. In qint8 scales depend on what is in a pass, so that plain decoding alone agrees."""
+    by_pass = dtype == torch.qint8
     model = language_models.make("llama", dtype=torch.float32)
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=dtype)
     assert torch.equal(said(quantized, method="ar"), plain(quantized))
     for way in ({}, {"method": "jacobi"}):
-        assert dtype == torch.qint8 or torch.equal(said(quantized, **way), plain(quantized))
+        with pytest.warns(UserWarning, match="quantize_dynamic") if by_pass else nullcontext():
+            found = said(quantized, **way)
+        assert by_pass or torch.equal(found, plain(quantized))
     assert torch.equal(said(model, draft_model=quantized), plain(model))
 
 

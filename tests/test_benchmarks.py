@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import host_work
 import judge_report
 import language_models
 import paper_tables
@@ -98,6 +99,16 @@ def test_passes_are_timed_and_kept(own_kernels, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "milliseconds", lambda *_: pytest.fail("it is there"))
     call(monkeypatch, passes, *given)
     assert json.loads(path.read_text())["rows"] == rows
+
+
+def test_calls_of_torch_and_of_the_kernels_are_counted_by_step(own_kernels):
+    pipeline = build_drafting_pipeline()
+    plain, skipping = (host_work.calls(pipeline, method) for method in ("ar", "vvs"))
+    assert plain["steps"] == pipeline.transformer.config.grid_size**2 - 1 > skipping["steps"]
+    for each in (plain, skipping):
+        assert each["by_operator"]["kernel judging_finite"] == 1, "every pass is looked at once"
+        assert sum(each["by_operator"].values()) == pytest.approx(each["calls"])
+    assert plain["by_operator"]["kernel judging_race"] == 1 and "kernel judging_race" not in skipping["by_operator"]
 
 
 def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +100,25 @@ def test_what_is_no_number_stays_in_its_row(in_bytes: bool, value: float) -> Non
     assert not y[3].isfinite().any() or not in_bytes
     assert not y[3].isfinite().all()
     assert torch.equal(y[torch.arange(20) != 3], clean[torch.arange(20) != 3])
+
+
+def test_signals_change_no_sum() -> None:
+    """A handler runs in the middle of products, with tiles of its own."""
+    x, weight, _ = example(320, 90, False)
+    expected, in_handler = product(x, weight, None, None), []
+
+    def handle(*_: object) -> None:
+        in_handler.append(torch.equal(product(x, weight, None, None), expected))
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        while len(in_handler) < 5:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            assert torch.equal(product(x, weight, None, None), expected)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert all(in_handler)
 
 
 def test_the_processors_form_compiles_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from torch import nn
 
 from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
-from vargen.base.reading import reading
+from vargen.base.reading import reading, reason_of
 from vargen.checkpoints.model_folder import check_stored
 from vargen.checkpoints.source import fetch, is_hub_name
 from vargen.models.reuse import Reuse
@@ -48,13 +48,9 @@ _SERVED = {
 obeyed by `PeftModel` alone, so that pictures would be drawn as if there were no adapter."""
 _KEEPS_WEIGHTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the layers' own weights as they are; "pissa" and others replace them."""
-_MATCHING = """
-import json, re, sys
-patterns, names = json.load(sys.stdin)
-for how, pattern in patterns:
-    for name in names:
-        getattr(re, how)(pattern, name)
-"""
+_MATCHING = (
+    "import json, re, sys; texts, names = json.load(sys.stdin); [re.fullmatch(a, b) for a in texts for b in names]"
+)
 _LONGEST_MATCHING = 2.0
 """Seconds that matching an adapter's patterns with all layers' names may take; PEFT matches them several times."""
 
@@ -100,7 +96,7 @@ class LoraPipeline:
             raise UserError(f"pretrained_model_name_or_path must be a folder that PEFT saved, or a name, got a {kind}")
         source = os.fspath(pretrained_model_name_or_path)
         folder = fetch(source, None, _FILES, "adapter") if is_hub_name(source) else Path(source)
-        if missing := [name for name in _FILES if not (folder / name).is_file()]:
+        if missing := [name for name in _FILES if not os.path.isfile(folder / name)]:
             raise UserError(f"{folder / missing[0]} is missing; name a folder that PEFT saved, with both of its files")
         check_stored(folder, "adapter")
         from peft import PeftConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
@@ -115,6 +111,8 @@ class LoraPipeline:
         _check_patterns(config, [name for name, _ in self._adapted.named_modules()], folder)
         if wrong := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
             raise UserError(f"{folder / _FILES[1]}: the weights {wrong[0]} are not finite; copy the file again")
+        if not any(bool(tensor.any()) for tensor in state.values()):  # room for a file that was never written
+            raise UserError(f"{folder / _FILES[1]} holds nothing but zeros; copy the file again")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are served
@@ -125,12 +123,8 @@ class LoraPipeline:
                 raise UserError(f"was made for another network: {different[0]} is in one of the two only")
         except Exception as error:  # of another shape, another layer, another method
             self._forget(adapter_name)
-            if isinstance(error, UserError):
-                raise UserError(f"adapter {folder} {error}") from error
-            said = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"adapter {folder} does not fit this model ({said}); use the one it was made for"
-            ) from error
+            said = f"does not fit this model ({reason_of(error)}); use the one it was made for"
+            raise UserError(f"adapter {folder} {error if isinstance(error, UserError) else said}") from error
         self.set_adapters(adapter_name)
         self._adapted.eval()
 
@@ -272,17 +266,13 @@ class LoraPipeline:
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         state = get_peft_model_state_dict(self._adapted, adapter_name=adapter_name, save_embedding_layers=False)
-        save_file(
-            {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()},
-            folder / _FILES[1],
-            metadata={"format": "pt"},
-        )
+        stored = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        save_file(stored, folder / _FILES[1], metadata={"format": "pt"})
         self._configs()[adapter_name].save_pretrained(folder)
 
-    def _configs(self) -> dict[str, Any]:
-        """PEFT's configuration of each adapter, which it keeps with the network."""
-        configs: dict[str, Any] = getattr(self._adapted, "peft_config", {})
-        return configs
+    def _configs(self) -> Any:
+        """PEFT's configuration of each adapter by its name, which it keeps with the network."""
+        return getattr(self._adapted, "peft_config", {})
 
     def _adapters(self) -> Iterator[tuple[str, Any]]:
         """The layers of adapters, with their names."""
@@ -327,10 +317,11 @@ def _check_patterns(config: Any, names: list[str], folder: Path) -> None:
     They are matched in another process, since nothing stops Python's `re` in a thread of this one. A pattern that is
     not well formed passes; PEFT says what is wrong with it.
     """
-    whole, layers = (config.target_modules, config.exclude_modules), config.layers_pattern or []
-    inside = [rf"(.*\.)?({each})$" for each in {**(config.rank_pattern or {}), **(config.alpha_pattern or {})}]
-    inside += [rf"(?:^|.*?\.){each}\.(\d+)\." for each in ([layers] if isinstance(layers, str) else layers)]
-    patterns = [("fullmatch", each) for each in whole if isinstance(each, str)] + [("match", each) for each in inside]
+    layers = config.layers_pattern if isinstance(config.layers_pattern, list) else [config.layers_pattern]
+    # As PEFT puts them together, and in its order: it stops at the first that is not well formed, as the process does.
+    patterns = [each for each in (config.exclude_modules, config.target_modules) if isinstance(each, str)]
+    patterns += [rf"(?:^|.*?\.){each}\.(\d+)\..*" for each in layers if each]
+    patterns += [rf"(.*\.)?({each})$" for each in {**config.rank_pattern, **(config.alpha_pattern or {})}]
     if not patterns:
         return
     command = [sys.executable, "-I", "-S", "-c", _MATCHING]

@@ -166,6 +166,7 @@ def test_arguments_of_adapters_are_named(tmp_path):
     layer = pipeline.transformer.transformer_blocks[0].attn.to_qkv
     for name in ("", "a.b", "items", 7, None):
         refused("adapter_name .* cannot be used", pipeline.load_lora_weights, folder, name)
+    refused("adapter_config.json is missing", pipeline.load_lora_weights, "x" * 300, "b")
     pipeline.set_adapters("a", adapter_weights=None)  # diffusers' default
     assert layer.scaling == {"a": 4.0}
     for weights, message in (
@@ -241,7 +242,7 @@ ENDLESS = r"(.+)+[!]"
         {"rank_pattern": {ENDLESS: 2}},
         {"alpha_pattern": {ENDLESS: 2}},
         {"layers_to_transform": [0], "layers_pattern": ENDLESS},
-        {"layers_to_transform": [0], "layers_pattern": ["transformer_blocks", ENDLESS]},
+        {"layers_to_transform": [0], "layers_pattern": ["transformer_blocks", ENDLESS], "rank_pattern": {"(": 2}},
     ],
     ids=str,
 )
@@ -316,6 +317,9 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path):
         ({**state, first: state[first][:, :3].contiguous()}, config, "does not fit this model"),
         (state, {**config, "target_modules": ["elsewhere"]}, "does not fit this model"),
         (state, {**config, "peft_type": "NONSENSE"}, "adapter"),
+        ({name: tensor * 0 for name, tensor in state.items()}, config, "holds nothing but zeros"),
+        (state, {**config, "layers_to_transform": [0], "layers_pattern": 7}, "does not fit this model"),
+        (state, {**config, "rank_pattern": {"(": 2}}, "does not fit this model"),
         (state, {**config, "r": 10**9}, "its rank is none of its weights'"),
         ({}, config, "adapter"),
     ]

@@ -1,6 +1,7 @@
 """Captions say only what is true, can be read back to what they claim, and consist of known words."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -68,6 +69,20 @@ def test_every_word_is_known_and_no_caption_is_too_long(tmp_path):
 def test_what_cannot_be_read_is_refused(text):
     with pytest.raises(CaptionError):
         parse_caption(text)
+
+
+@pytest.mark.parametrize("compose", [compose_caption, lambda scene, seed: compose_training_caption(scene, seed, 0.2)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        r"\btwo [a-z ]+s (to the |on the )?(left of|right of|in front of|behind) (a|an|one) ",
+        r"\bthree (?!objects|shapes|things)[a-z ]+s\b",
+        r"^(?!.*\b(a|an|one|two|three|is|are)\b)",
+        r"\b(red|green|blue),? (and )?(large|small|shiny|matte) ",
+    ],
+)
+def test_captions_are_also_worded_as_people_write(compose, kind):
+    assert any(re.search(kind, compose(sample_scene(seed, "all"), seed).text) for seed in SEEDS)
 
 
 def test_the_splits_never_meet():

@@ -76,7 +76,17 @@ def commands_of(
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch, tiles: str, script: str, *arguments: str) -> None:
+    """Scripts set threads and kernels for the process that is theirs."""
     monkeypatch.setenv("VARGEN_TILES", tiles or "plain")
+    monkeypatch.setenv("VARGEN_KERNELS", os.environ.get("VARGEN_KERNELS", "auto"))
+    threads = torch.get_num_threads()
+    try:
+        _run(monkeypatch, script, *arguments)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
     if script == "-m":
         assert arguments[0] == "vargen" and main(arguments[1:]) == 0
     else:

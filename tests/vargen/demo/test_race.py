@@ -7,6 +7,7 @@ import family_pipelines
 import janus_models
 import pytest
 import torch
+from tiny_pipelines import build_tiny_pipeline
 
 from vargen.demo.race import race
 from vargen.methods.catalogue import resolve_method
@@ -35,11 +36,14 @@ def test_every_lane_draws_the_picture_of_its_seed(tiny_pipeline):
 
 
 @pytest.mark.parametrize("name", ["jacobi", "vvs-jacobi"])
-def test_a_picture_of_the_page_takes_the_passes_of_a_call(tiny_pipeline, name):
+def test_a_picture_of_the_page_takes_the_passes_of_a_call(name, tmp_path, monkeypatch):
     """A method that the page offers first, and one with several pictures to draw from."""
-    method = tiny_pipeline.resolve_method(name)
-    called = alone(tiny_pipeline, method, 1)
-    (lane,) = last(race(tiny_pipeline, {name: method}, "a red cube", (1,), guidance_scale=2.0))
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))  # no costs of another test, and no clock
+    monkeypatch.setattr("vargen.models.draft_sizes.MeasuredDraftSizes.clock", None)
+    pipeline = build_tiny_pipeline()
+    method = pipeline.resolve_method(name)
+    called = alone(build_tiny_pipeline(), method, 1)
+    (lane,) = last(race(pipeline, {name: method}, "a red cube", (1,), guidance_scale=2.0))
     assert torch.equal(lane.tokens, called.tokens) and lane.passes == called.trace.target_passes < 16
 
 

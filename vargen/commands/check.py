@@ -12,11 +12,11 @@ from vargen.jobs.checking import CheckConfig, check
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Draw, print the costs, write a report to `--output`. Returns 1 where tokens or weights differ, else 0."""
+    """Draw, print the costs, write the report. Returns 1 where tokens or weights differ, see the epilog, else 0."""
     parser = build_parser(
         "check",
         "Draw two pictures with a model, plainly and by the default method, and compare their tokens. Run it first "
-        "with published weights, and attach the report, the file of --output, to an issue.",
+        "with published weights, and attach its report to an issue.",
         CheckConfig,
         epilog="The exit code is 1 where tokens differ in float32, or files of weights from those of --against. In "
         "another precision tokens may differ where two are about as likely.",

@@ -30,8 +30,8 @@ _WEIGHTS = (".safetensors", ".bin")
 class CheckConfig(SizedOptions):
     """What to check."""
 
-    output: str | None = option(None, path=WRITTEN_FILE, group=OUTPUT)
-    """File for the report, which can be attached to an issue; without it none is written."""
+    output: str | None = option("check.json", path=WRITTEN_FILE, group=OUTPUT)
+    """File for the report, which can be attached to an issue; null writes none."""
     against: str | None = option(None, path=READ, group=OUTPUT)
     """Report to compare with, of the same model elsewhere or earlier: which files of weights and which tokens are
     others."""

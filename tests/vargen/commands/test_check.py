@@ -40,13 +40,6 @@ def test_the_shipped_model_draws_alike_in_fewer_passes(tmp_path, capsys):
     assert {name.split("/")[0] for name in report["files"]} >= {"transformer", "vqvae", "drafter"}
 
 
-def test_a_check_leaves_no_file_where_none_is_asked_for(tiny_model_folder, tmp_path, monkeypatch, capsys):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    assert main(["check", str(tiny_model_folder), "--quiet"]) == 0
-    assert not list((tmp_path / "here").iterdir()) and "report: " not in capsys.readouterr().out
-
-
 def test_a_changed_file_of_weights_is_found_by_its_digest(tiny_model_folder, tiny_class_model_folder, tmp_path, capsys):
     _, before = checked(tiny_model_folder, tmp_path / "before.json")
     path = next((tiny_model_folder / "transformer").glob("*.safetensors"))
